@@ -252,11 +252,11 @@ def publish(small: bool) -> str:
 def _publish(work: Path, small: bool) -> dict[str, list[float]]:
     with contextmanager(own_redis)(work) as redis_url:
         os.environ |= {"CRAWLER_DATA_DIR": str(work / "data"), "REDIS_URL": redis_url}
-        from crawler import broker, config, tasks
+        from crawler import celery_app, config, tasks
         from crawler.maintainer import Maintainer
 
         with stored(work, 2 * WINDOW) as lpm:
-            maintainer = Maintainer(lpm, broker.RedisBroker(redis_url), config.load())
+            maintainer = Maintainer(lpm, celery_app.RedisBroker(redis_url), config.load())
 
             def fill() -> float:
                 began = time.perf_counter()

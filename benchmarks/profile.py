@@ -55,7 +55,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "SQLite: the task's timeline": ("crawler.db.timeline.note",),
     "SQLite: begin, commit": ("crawler.lpm.LocalPersistenceManager.save_result",),
     "pending/": ("crawler.db.pending.PendingFiles.write",),
-    "events for Flower: noted": ("crawler.broker.PageEvents.__call__",),
+    "events for Flower: noted": ("crawler.celery_app.PageEvents.__call__",),
 }
 """The functions of each stage, by the name under which their callers find them."""
 
@@ -266,11 +266,11 @@ def corridor(
         tune_garbage_collection()
         lpm = ends.enter_context(closing(LocalPersistenceManager(settings.data_dir)))
         if way == "stack":
-            from crawler import broker, celery_app, child
+            from crawler import celery_app, child
 
             with closing(child.fleet_permit(lpm.owners, "profile")) as permit:
                 permit.nothing_booked()
-            events = broker.PageEvents(celery_app.app, "profile")
+            events = celery_app.PageEvents(celery_app.app, "profile")
             ends.callback(events.stop)
             worker = Worker(
                 settings, watch=events, permit=functools.partial(child.fleet_permit, lpm.owners)

@@ -1,4 +1,4 @@
-"""Celery's worker: what each of its prefork children has, and how they start and stop.
+"""Celery's worker: its consumer, and the start and stop of its prefork children.
 
 Celery imports this module in workers only.
 """
@@ -23,8 +23,7 @@ from celery.worker import consumer
 from redis.exceptions import OutOfMemoryError
 
 from crawler import logs, sites
-from crawler.broker import PageEvents, RedisBroker
-from crawler.celery_app import app, broker_url, settings
+from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox
@@ -39,14 +38,13 @@ from crawler.worker import Worker, tune_garbage_collection
 log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 65_536
-"""A thousand domains keep a thousand connections; the usual soft limit is 1,024 files."""
+"""A thousand domains keep a thousand connections open; the usual soft limit is 1,024."""
 
 
 class Consumer(consumer.Consumer):
-    """Celery's consumer, but it reconnects at least every 2 s, and treats a full Redis as one that
-    is away.
+    """Celery's consumer, but it reconnects at least every 2 s, and survives a full Redis.
 
-    As shipped, the pauses grow to 30 s, no setting changes that, and a full Redis ends the worker.
+    In Celery, the pauses grow to 30 s, which no setting changes, and a full Redis ends the worker.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +52,7 @@ class Consumer(consumer.Consumer):
         self.connection_errors = (*vars(self)["connection_errors"], OutOfMemoryError)
 
     def bucket_for_task(self, type: Any) -> None:
-        """None: the permit applies a `rate_limit` per domain, not each worker per message."""
+        """None: a `rate_limit` applies per domain over all workers, not per message."""
 
     def on_connection_error_before_connected(self, exc: Exception) -> Any:
         """Celery's own, after a pause where Redis is full."""
@@ -75,21 +73,20 @@ class Consumer(consumer.Consumer):
 
 
 def _pause_if_full(error: Exception) -> None:
-    """A full Redis refuses at once, so that the next attempt would follow without a pause."""
+    """Sleep if Redis is full: it refuses at once, so retries would follow without a pause."""
     if isinstance(error, OutOfMemoryError):
         time.sleep(1)
 
 
 def consumed_queues() -> list[str]:
-    """The queues this worker was started for, the more urgent first."""
+    """Return the queues of this worker, the more urgent first."""
     return [name for name in QUEUES if name in app.amqp.queues.consume_from]
 
 
 def annotated_rate() -> str | None:
-    """The rate that Celery's annotations give to the task. Here it limits each domain, over all
-    workers.
+    """Return the rate in Celery's annotations. Here it limits each domain over all workers.
 
-    In Celery it would limit messages, in each worker separately, and hold up other domains' work.
+    In Celery it would limit messages in each worker, and delay other domains.
     """
     rate = app.tasks["scrape_task"].rate_limit or app.tasks["crawl_url"].rate_limit
     if rate is None or "/" in str(rate):
@@ -98,7 +95,7 @@ def annotated_rate() -> str | None:
 
 
 def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
-    """The permit that all workers on this Redis share."""
+    """Return the rate limiter that all workers on this Redis share."""
 
     def living() -> list[str]:
         return sorted({holder, *(note.id for note in owners.living(owners_folder))})
@@ -114,11 +111,10 @@ def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
 
 
 class WorkerChild:
-    """What a prefork child has beside Celery: a worker, page events, and a maintainer and an inbox
-    that stand by."""
+    """The parts of a prefork child: worker, page events, maintainer and inbox."""
 
     def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
-        """`give_way` ends the worker where another kernel has the data folder."""
+        """`give_way` ends the worker if another kernel uses the data folder."""
         _raise_file_limit()
         tune_garbage_collection()
         self.deliveries = 0
@@ -139,7 +135,7 @@ class WorkerChild:
         self.worker.watch_stop(_stop_pipe[0])
 
     def stop(self) -> None:
-        """Release all that it holds."""
+        """Stop all parts."""
         self.maintainer.stop()
         self.inbox.stop()
         self.worker.stop()
@@ -155,11 +151,10 @@ def _raise_file_limit() -> None:
 
 
 class ConsumptionWatch:
-    """Ends a worker that lives but takes no messages, so that its supervisor starts it again.
+    """Ends a worker that takes no messages, so that its supervisor starts it again.
 
-    Each child watches for itself. If it is idle for long beside a queue that is never empty, its
-    parent has forgotten it. Nothing else shows that: such a parent answers pings and keeps its
-    connections.
+    Each child watches for itself. If it stays idle while its queues have messages, its parent has
+    forgotten it. Nothing else shows that: such a parent answers pings and keeps its connections.
     """
 
     def __init__(self, child: WorkerChild, url: str, limit_s: float) -> None:
@@ -193,15 +188,15 @@ class ConsumptionWatch:
 
 
 _children: dict[int, WorkerChild] = {}
-"""By pid: after a fork the parent's entry must not be taken for the child's own."""
+"""By pid, because a fork inherits its parent's entry."""
 _stop_pipe = os.pipe()
-"""Written to once when the worker is told to stop, and never read: every child sees it readable."""
+"""Written to when the worker stops, and never read, so that every child sees it readable."""
 _stops: list[float] = []
 _NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def this_child() -> WorkerChild:
-    """What this process has; made now where no worker has made it."""
+    """Return the parts of this process; make them if this is no worker's child."""
     if os.getpid() not in _children:
         _children[os.getpid()] = WorkerChild("crawler@inline")
     return _children[os.getpid()]
@@ -209,7 +204,7 @@ def this_child() -> WorkerChild:
 
 @signals.worker_init.connect
 def _check_before_start(sender: Any, **_: Any) -> None:
-    """Refuse in one line what cannot work, before any process is forked."""
+    """End with one line of error before any fork, if the worker cannot work."""
     # Celery announces at every lost connection that a default will change; ours is set.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     try:
@@ -238,20 +233,25 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 
 @signals.worker_ready.connect
 def _end_with_terminal(**_: Any) -> None:
-    """Let a closed terminal end the worker in order, unless nohup started it. Celery alone would
-    die, or restart."""
+    """Stop the worker in order when its terminal closes, unless nohup started it.
+
+    Celery alone would die or restart.
+    """
 
     def stop(*_: object) -> None:
         logs.leave_lost_terminal()
         os.kill(os.getpid(), signal.SIGTERM)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN if _NOHUP else stop)
+    if _NOHUP:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGHUP, stop)
 
 
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
-    # A closed terminal tells the parent, too, and that stops its children.
+    # When a terminal closes, the parent hears of it and stops its children.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     child = WorkerChild(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
     _children[os.getpid()] = child
@@ -272,15 +272,15 @@ def _end_child(**_: Any) -> None:
         child.stop()
 
 
-# Celery's handler of SIGTERM sends this signal under a lock. With one that its own thread cannot
-# take twice, a second SIGTERM in that moment waits for itself, and the worker for kill -9.
+# Celery's SIGTERM handler sends this signal under a lock. With a lock that a thread cannot take
+# twice, a second SIGTERM at that moment would deadlock the worker.
 signals.worker_shutting_down.lock = threading.RLock()  # type: ignore[attr-defined]  # not in stubs
 
 
 @signals.worker_shutting_down.connect
 def _tell_children(**_: Any) -> None:
-    """At the first stop children release what they hold; a second one ends everything at once."""
+    """At the first stop, children release their tasks. A second stop ends everything at once."""
     _stops.append(time.monotonic())
     os.write(_stop_pipe[1], b".")
     if len(_stops) > 1:
-        os._exit(143)  # the children die with their parent, and their leases with them
+        os._exit(143)  # the children die with their parent, and their leases end

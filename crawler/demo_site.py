@@ -1,9 +1,8 @@
-"""The embedded site, on loopback: the demonstration's register of 300 parcels, and pages for
-drills.
+"""The embedded site on loopback: a register of 300 parcels for `demo`, and pages for `drill`.
 
-Some parcels are slow, broken or gone. A drill's page is `/drill/<milliseconds>/<ok, or a
-fault>/<number>`: it answers after that time, and the first request for it gets the fault. The site
-counts every request.
+Some parcels are slow, broken or gone. A drill asks for `/drill/<milliseconds>/<fault>/<number>`:
+it answers after that time, and its first request gets the fault (`ok` for none). The site counts
+every request.
 """
 
 import asyncio
@@ -24,16 +23,13 @@ COUNT = 300
 BROKEN, GONE, DROPPED = frozenset({57, 141, 238}), frozenset({84, 208}), frozenset({170})
 PLAN, PHOTO, CYRILLIC = 122, 263, 29
 FAULTS = ("500", "cut")
-"""What a drill's page can do once: answer 500, or break off in the middle of its body."""
-SLOW, FLAKY = (
-    7,
-    13,
-)  # remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once
+"""Faults of a drill's page: answer 500, or break off in the middle of the body."""
+SLOW, FLAKY = 7, 13
+"""Remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once."""
 
 FAILING = BROKEN | GONE | DROPPED
 EXPECTED = {"completed": COUNT - len(FAILING), "failed": len(FAILING)}
-"""What a crawl of all parcels with three attempts must give; the plan and the photo count as
-completed."""
+"""The outcome of a crawl of all parcels with three attempts; plan and photo are completed."""
 
 PNG = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNwaEgAAAIkASH7rFokAAAAAElFTkSuQmCC"
@@ -45,37 +41,20 @@ PDF = b"""%PDF-1.4
 4 0 obj<</Length 43>>stream
 3 w 60 60 180 120 re S 60 140 m 240 140 l S
 endstream endobj
-xref\n0 5\n0000000000 65535 f \n0000000009 00000 n \n0000000053 00000 n \n0000000103 00000 n \n0000000182 00000 n \n\
+xref\n0 5\n0000000000 65535 f \n0000000009 00000 n \n0000000053 00000 n \n\
+0000000103 00000 n \n0000000182 00000 n \n\
 trailer<</Size 5/Root 1 0 R>>\nstartxref\n271\n%%EOF
 """
 
 _COUNTIES = ("Alder", "Bittern", "Cedar Fork", "Dunmore", "Elk Prairie", "Fairwater")
 _FIRST = (
-    "Ada",
-    "Bruno",
-    "Carmen",
-    "Dmitri",
-    "Elena",
-    "Femi",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Keiko",
-    "Liam",
-)
+    "Ada", "Bruno", "Carmen", "Dmitri", "Elena", "Femi",
+    "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam",
+)  # fmt: skip
 _LAST = (
-    "Abbott",
-    "Brandt",
-    "Castillo",
-    "Dimitrova",
-    "Eriksen",
-    "Fontaine",
-    "Greer",
-    "Holloway",
-    "Ito",
-    "Jansen",
-)
+    "Abbott", "Brandt", "Castillo", "Dimitrova", "Eriksen",
+    "Fontaine", "Greer", "Holloway", "Ito", "Jansen",
+)  # fmt: skip
 _STREETS = (
     "Orchard Lane",
     "Mill Road",
@@ -92,7 +71,10 @@ _FEATURES = (
     "a creek along its south line",
 )
 _CLOSE = b"\r\nConnection: close\r\n\r\n"
-_STYLE = "body{font:16px sans-serif;margin:2rem auto;max-width:50rem} td,th{padding:.2rem 1rem .2rem 0;text-align:left}"
+_STYLE = (
+    "body{font:16px sans-serif;margin:2rem auto;max-width:50rem} "
+    "td,th{padding:.2rem 1rem .2rem 0;text-align:left}"
+)
 
 
 class Parcel(NamedTuple):
@@ -110,25 +92,24 @@ class Parcel(NamedTuple):
 
 
 def parcel(n: int) -> Parcel:
-    """The n-th parcel, the same in every run."""
+    """Return the n-th parcel, the same in every run."""
     chance = Random(n)
     county = _COUNTIES[n % len(_COUNTIES)]
-    owner = (
-        "Елена Димитрова от Самоков"
-        if n == CYRILLIC
-        else f"{chance.choice(_FIRST)} {chance.choice(_LAST)}"
-    )
+    if n == CYRILLIC:
+        owner = "Елена Димитрова от Самоков"
+    else:
+        owner = f"{chance.choice(_FIRST)} {chance.choice(_LAST)}"
     address = f"{chance.randint(10, 4900)} {chance.choice(_STREETS)}, {county} Township"
-    value, acres, built = (
-        chance.randint(600, 9000) * 100,
-        chance.randint(12, 900) / 100,
-        chance.randint(1904, 2021),
-    )
+    value = chance.randint(600, 9000) * 100
+    acres = chance.randint(12, 900) / 100
+    built = chance.randint(1904, 2021)
     years = sorted(chance.sample(range(built, 2025), 3), reverse=True)
     sales = [(year, int(value * 0.97 ** (2025 - year)), chance.choice(_LAST)) for year in years]
     description = (
-        f"A parcel of {acres} acres in {county} County with a dwelling from {built} and {chance.choice(_FEATURES)}. "
-        f"It was last inspected in {chance.randint(2015, 2024)}; its boundary is in plat book {chance.randint(1, 60)}."
+        f"A parcel of {acres} acres in {county} County with a dwelling from {built} "
+        f"and {chance.choice(_FEATURES)}. "
+        f"It was last inspected in {chance.randint(2015, 2024)}; "
+        f"its boundary is in plat book {chance.randint(1, 60)}."
     )
     parcel_id = f"{1 + n % len(_COUNTIES):02d}-{1000 + n}"
     return Parcel(parcel_id, county, owner, address, value, acres, built, sales, description)
@@ -138,7 +119,7 @@ NUMBERS = {parcel(n).parcel_id: n for n in range(1, COUNT + 1)}
 
 
 def urls(base: str) -> list[dict[str, str]]:
-    """The rows of the demonstration's import file."""
+    """Return the rows of the import file of `demo`."""
     return [
         {
             "url": f"{base}/parcel/{key}",
@@ -152,7 +133,8 @@ def urls(base: str) -> list[dict[str, str]]:
 
 def _document(title: str, content: str) -> str:
     head = f"<head><title>{title}</title><style>{_STYLE}</style></head>"
-    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n<h1>{title}</h1>\n{content}\n</body>\n</html>\n'
+    body = f"<body>\n<h1>{title}</h1>\n{content}\n</body>"
+    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
 
 
 def _rows(*rows: tuple[object, ...]) -> str:
@@ -186,7 +168,8 @@ def _page(n: int) -> str:
         ("Year built", it.year_built),
     )
     sales = _rows(*((year, f"${price:,}", seller) for year, price, seller in it.sales))
-    content = f"""<script type="application/ld+json">{json.dumps({"@context": "https://schema.org", **house})}</script>
+    linked_data = json.dumps({"@context": "https://schema.org", **house})
+    content = f"""<script type="application/ld+json">{linked_data}</script>
 <p class="description">{it.description}</p>
 <table class="facts">\n{facts}\n</table>
 <h2>Sale history</h2>
@@ -211,11 +194,15 @@ def _response(body: bytes, status: int = 200, kind: str = "text/html; charset=ut
     return f"{first}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+def _error(title: str, text: str, status: int) -> bytes:
+    return _response(_document(title, f"<p>{text}</p>").encode(), status)
+
+
 async def _drill_page(path: str, first: bool) -> bytes:
     _, _, latency_ms, fault, number = path.split("/")
     await asyncio.sleep(int(latency_ms) / 1000)
     if first and fault == "500":
-        return _response(_document("Error", "<p>This page fails once.</p>").encode(), 500)
+        return _error("Error", "This page fails once.", 500)
     response = _response(_page(int(number)).encode())
     if first and fault == "cut":
         head, _, body = response.partition(b"\r\n\r\n")
@@ -224,7 +211,7 @@ async def _drill_page(path: str, first: bool) -> bytes:
 
 
 async def _answer(path: str, requests: int) -> bytes | None:
-    """The response to the n-th request for a path; None drops the connection."""
+    """Return the response to the n-th request for a path; None drops the connection."""
     if path == "/":
         return _response(_index().encode())
     if path.startswith("/drill/"):
@@ -233,23 +220,17 @@ async def _answer(path: str, requests: int) -> bytes | None:
     if n in DROPPED:
         return None
     if not n or n in GONE:
-        return _response(
-            _document("Not found", "<p>The register has no such parcel.</p>").encode(), 404
-        )
+        return _error("Not found", "The register has no such parcel.", 404)
     if n in BROKEN:
-        return _response(
-            _document("Error", "<p>The register cannot show this parcel.</p>").encode(), 500
-        )
+        return _error("Error", "The register cannot show this parcel.", 500)
     if n % 20 == FLAKY and requests == 1:
-        return _response(_document("Busy", "<p>The register is busy; try again.</p>").encode(), 503)
+        return _error("Busy", "The register is busy; try again.", 503)
     if n % 20 == SLOW:
         await asyncio.sleep(0.3 + n * 7 % 13 / 10)
-    if n in (PLAN, PHOTO):
-        return (
-            _response(PDF, kind="application/pdf")
-            if n == PLAN
-            else _response(PNG, kind="image/png")
-        )
+    if n == PLAN:
+        return _response(PDF, kind="application/pdf")
+    if n == PHOTO:
+        return _response(PNG, kind="image/png")
     if n == CYRILLIC:
         return _response(_page(n).encode("cp1251"), kind="text/html; charset=windows-1251")
     return _response(_page(n).encode())
@@ -278,19 +259,17 @@ async def _main() -> None:
     requests: Counter[str] = Counter()
     server = await asyncio.start_server(partial(_talk, requests), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await asyncio.to_thread(
-        sys.stdin.buffer.read
-    )  # its end is the parent's end: no orphan outlives a killed parent
+    await asyncio.to_thread(sys.stdin.buffer.read)  # it ends with the parent, even a killed one
     server.close()
-    with suppress(OSError):  # a killed parent does not ask for them
+    with suppress(OSError):  # a killed parent does not read them
         os.write(1, json.dumps(requests).encode())
 
 
 class running_site:
-    """The site in a process of its own, which ends with its standard input."""
+    """Runs the site in its own process, which ends with its standard input."""
 
     requests: dict[str, int]
-    """How often each path was asked for; known at the end."""
+    """The requests for each path; known at the end."""
 
     def __enter__(self) -> str:
         """Start it; returns its address."""

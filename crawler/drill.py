@@ -1,5 +1,4 @@
-"""The crash test: an embedded site is crawled while parts of the stack are killed, and what that
-costs is counted."""
+"""The drill: crawls an embedded site, kills parts of the stack meanwhile, and counts the losses."""
 
 import contextlib
 import os
@@ -27,38 +26,40 @@ from crawler.redis_client import connect
 from crawler.stack import read_stack
 
 KINDS = ("child", "child", "worker", "redis", "flushall")
-"""What strikes hit: each of these once in every five, children twice."""
-IN_FLIGHT = 4
-"""Pages in flight in each worker: with more, all would be done before the strikes are, and one
-could not see which strike was recovered from and when."""
-STUCK_S = 120.0
-"""A crawl that has not moved for so long is over, and what is missing then is lost."""
+"""The targets of five strikes, in random order; children are hit twice."""
+MAX_PAGES_IN_FLIGHT = 4
+"""Pages in flight in each worker. With more, the crawl would end before the strikes do, and the
+recovery from each strike could not be measured."""
+MAX_STALL_S = 120.0
+"""A crawl without progress for this long has ended; the missing pages are lost."""
 
 
 class Strike(msgspec.Struct, kw_only=True):
-    """Planned are its kind and how many pages are done when it falls; the rest is what came of
-    it."""
+    """One kill or FLUSHALL: its plan, and then what happened."""
 
     number: int
     kind: str
     due: int
+    """It falls when this many pages are done."""
     done: int | None = None
+    """How many were done; None until it falls."""
     pids: list[int] = []
     in_flight: int = 0
     back_after_s: float | None = None
 
     def __str__(self) -> str:
-        first = self.pids[0] if self.pids else None
+        if self.kind == "flushall":
+            return "FLUSHALL of Redis"
+        first = next(iter(self.pids), None)
         return {
             "child": f"kill -9 of child {first}",
             "worker": f"kill -9 of worker {first} and {len(self.pids) - 1} children",
             "redis": f"kill -9 of Redis {first}",
-            "flushall": "FLUSHALL of Redis",
         }[self.kind]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seed stands for."""
+    """The pages and strikes of a drill."""
 
     seed: int
     pages: int
@@ -68,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     strikes: tuple[Strike, ...]
 
     def urls(self, base: str) -> list[str]:
-        """The pages of the site that is at this address."""
+        """Return the URLs of the pages."""
         return [
             f"{base}/drill/{self.latency_ms}/{self.faults.get(n, 'ok')}/{n}"
             for n in range(self.pages)
@@ -76,8 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(*, seed: int, pages: int, kills: int, latency_ms: int, faults: float) -> Plan:
-    """Strikes spread over the run, and a share of pages that fail once; the same for the same
-    seed."""
+    """Plan strikes over the whole run, and pages that fail once. A seed gives the same plan."""
     chance = random.Random(seed)
     kinds = [kind for _ in range(0, kills, len(KINDS)) for kind in chance.sample(KINDS, len(KINDS))]
     dues = [int(pages * (number + chance.random()) / (kills + 1)) for number in range(kills)]
@@ -94,7 +94,7 @@ def plan(*, seed: int, pages: int, kills: int, latency_ms: int, faults: float) -
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """What a drill cost."""
+    """The outcome of a drill."""
 
     seed: int
     pages: int
@@ -107,61 +107,56 @@ class Score(msgspec.Struct, kw_only=True):
     twice: int = 0
     """Results beyond the first of their page."""
     requests: int = 0
-    """What the site was asked for: each page once, the planned retries, and the extra fetches."""
+    """Requests to the site: each page once, the planned retries, and the extra fetches."""
     planned_retries: int = 0
     extra_fetches: int = 0
     in_flight: int = 0
-    """Pages that the killed had begun and not committed: what may be fetched again."""
+    """Pages that killed processes had begun and not committed. They may be fetched again."""
     samples: int = 0
-    """How often the books were looked at."""
+    """How often the counts were checked."""
     unbalanced: int = 0
     failures: dict[str, int] = {}
-    """Why tasks ended without a result."""
+    """Reasons of tasks that ended without a result, with their numbers."""
     seconds: float = 0.0
 
     @property
     def slowest(self) -> Strike | None:
         """The strike that took longest to recover from."""
-        return max(
-            (s for s in self.strikes if s.back_after_s),
-            key=lambda s: s.back_after_s or 0,
-            default=None,
-        )
+        recovered = [strike for strike in self.strikes if strike.back_after_s]
+        return max(recovered, key=lambda strike: strike.back_after_s or 0, default=None)
 
     @property
     def pages_per_s(self) -> float:
-        """How fast it was, recoveries included."""
+        """Pages a second, recoveries included."""
         return (self.pages - self.lost) / max(self.seconds, 0.001)
 
     @property
     def exit_code(self) -> int:
-        """5 when anything is lost or unaccounted for, 1 when it is there, but at too high a
-        price."""
+        """5 if anything is lost or unaccounted for, 1 for duplicates or a missing recovery, else
+        0."""
         if self.lost or self.unbalanced:
             return 5
-        return 1 if self.twice or self._too_many_fetches or self._not_back else 0
+        return int(bool(self.twice or self._too_many_fetches or self._not_back))
 
     @property
     def verdict(self) -> str:
-        """One line."""
-        wrong = (
-            (self.lost, f"{self.lost:,} of {self.pages:,} pages lost"),
-            (
-                self.unbalanced,
-                f"books unbalanced in {self.unbalanced:,} of {self.samples:,} samples",
-            ),
-            (self.twice, f"{self.twice:,} results twice"),
-            (
-                self._too_many_fetches,
-                f"{self.extra_fetches:,} extra fetches, with {self.in_flight:,} in flight",
-            ),
-            (self._not_back, f"no recovery from {self._not_back:,} of the strikes"),
-        )
-        return (
-            "FAILED: " + "; ".join(text for is_so, text in wrong if is_so)
-            if self.exit_code
-            else _GOOD
-        )
+        """The outcome in one line."""
+        if not self.exit_code:
+            return "Nothing lost, nothing twice."
+        problems = []
+        if self.lost:
+            problems.append(f"{self.lost:,} of {self.pages:,} pages lost")
+        if self.unbalanced:
+            samples = f"{self.unbalanced:,} of {self.samples:,} samples"
+            problems.append(f"books unbalanced in {samples}")
+        if self.twice:
+            problems.append(f"{self.twice:,} results twice")
+        if self._too_many_fetches:
+            fetches = f"{self.extra_fetches:,} extra fetches"
+            problems.append(f"{fetches}, with {self.in_flight:,} in flight")
+        if self._not_back:
+            problems.append(f"no recovery from {self._not_back:,} of the strikes")
+        return f"FAILED: {'; '.join(problems)}"
 
     @property
     def _too_many_fetches(self) -> bool:
@@ -174,16 +169,13 @@ class Score(msgspec.Struct, kw_only=True):
         )
 
 
-_GOOD = "Nothing lost, nothing twice."
-
-
 def drill(
     settings: Settings, plan: Plan, workers: int, tell: Callable[[str], None] = lambda line: None
 ) -> Score:
-    """Crawl the planned pages in a folder of their own while the planned strikes fall."""
+    """Crawl the planned pages in the folder `drill`, with the planned strikes meanwhile."""
     folder = settings.data_dir.absolute() / "drill"
     settings = msgspec.structs.replace(
-        settings, data_dir=folder, redis_url=None, pages=min(settings.pages, IN_FLIGHT)
+        settings, data_dir=folder, redis_url=None, pages=min(settings.pages, MAX_PAGES_IN_FLIGHT)
     )
     score = Score(
         seed=plan.seed,
@@ -210,11 +202,10 @@ def drill(
 
 @contextlib.contextmanager
 def _emptied(folder: Path) -> Iterator[None]:
-    """The folder, emptied and held against a second drill; whatever still works there at the end is
-    killed."""
+    """Lock and empty the folder; at the end kill the processes that still work there."""
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it would go with the rest
+    lock = os.open(folder, os.O_RDONLY)  # a lock file inside would be deleted
     try:
         if not try_lock(lock):
             raise StackIsUp(
@@ -225,12 +216,14 @@ def _emptied(folder: Path) -> Iterator[None]:
         stop_stale(folder, read_stack(folder))
         try:
             for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
             yield
         finally:
-            for note in owners.living(
-                folder / "run" / "owners"
-            ):  # an interrupted strike may have orphaned it
+            # An interrupted strike may have left orphans.
+            for note in owners.living(folder / "run" / "owners"):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     psutil.Process(note.about["pid"]).kill()
     finally:
@@ -239,8 +232,7 @@ def _emptied(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
-    """Redis and workers, ended in order; a second signal, or a failure of that, ends them at
-    once."""
+    """Run Redis and workers, and stop them in order; after a second signal, at once."""
     stack = Orchestrator(settings, workers)
     try:
         with stack:
@@ -252,8 +244,7 @@ def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
 
 
 class _Course:
-    """The crawl as it is watched: one loop that looks at the books, strikes when it is time, and
-    sees recoveries."""
+    """Watches the crawl: checks the counts, strikes when it is time, and measures recoveries."""
 
     def __init__(
         self,
@@ -263,30 +254,26 @@ class _Course:
         at_a_time: int,
         tell: Callable[[str], None],
     ) -> None:
-        self._score, self._lpm, self._job, self._at_a_time, self._tell = (
-            score,
-            lpm,
-            job,
-            at_a_time,
-            tell,
-        )
+        self._score, self._lpm, self._job = score, lpm, job
+        self._at_a_time, self._tell = at_a_time, tell
         self._owners = lpm.owners
         self._struck: list[tuple[Strike, float, frozenset[int]]] = []
-        """Strikes that are not recovered from: with their time, and the tasks that were in
-        flight."""
+        """Strikes without a recovery yet, their times, and the tasks that were in flight."""
 
     def run(self) -> None:
-        """Until every task is in a final state and every strike recovered from."""
+        """Run until every task has ended and every strike is recovered from."""
         waiting, done = deque(self._score.strikes), 0
         began = moved = time.monotonic()
         while True:
             looked = time.monotonic()
             books = self._look()
-            pause_s = max(0.02, 10 * (time.monotonic() - looked))  # looking must not be the work
+            pause_s = max(
+                0.02, 10 * (time.monotonic() - looked)
+            )  # checks must not take most of the time
             if books.accepted - books.open > done:
                 done, moved = books.accepted - books.open, looked
             self._struck = [item for item in self._struck if not self._is_back(*item, done, books)]
-            if not (books.open or self._struck) or looked - moved > STUCK_S:
+            if not (books.open or self._struck) or looked - moved > MAX_STALL_S:
                 break
             if waiting and books.open and done >= waiting[0].due and self._strike(waiting[0], done):
                 waiting.popleft()
@@ -294,8 +281,7 @@ class _Course:
         self._score.seconds = moved - began
 
     def _look(self) -> Books:
-        """A sample of the books, all of one moment: they must balance whatever has just been
-        killed."""
+        """Return the counts of one moment. They must balance, whatever has just been killed."""
         counts = self._lpm.counts
         with self._lpm.store.reading():
             books = (counts.totals(), counts.of_job(self._job))
@@ -307,8 +293,7 @@ class _Course:
         return books[0]
 
     def _strike(self, strike: Strike, done: int) -> bool:
-        """Strike, if what is to be hit is there; what is just coming back is hit as soon as it
-        is."""
+        """Strike; return False if the target is not up yet, to try again soon."""
         tasks: frozenset[int] = frozenset()
         try:
             if strike.kind == "flushall":
@@ -325,10 +310,10 @@ class _Course:
                 if not workers:
                     return False
                 [(pid, children), *_] = workers.items()
-                victim = psutil.Process(
-                    sorted(children)[strike.due % len(children)] if strike.kind == "child" else pid
-                )
-                victim.suspend()  # before its children are listed: it would start new ones
+                if strike.kind == "child":
+                    pid = sorted(children)[strike.due % len(children)]
+                victim = psutil.Process(pid)
+                victim.suspend()  # otherwise it could start new children meanwhile
                 victims = [victim, *victim.children(recursive=True)]
                 strike.pids = [process.pid for process in victims]
                 tasks = self._kill(victims)
@@ -340,14 +325,13 @@ class _Course:
         return True
 
     def _kill(self, victims: list[psutil.Process]) -> frozenset[int]:
-        """Stop them, see by their owners' files what they have begun and not committed, and kill
-        them."""
+        """Kill processes; return the tasks that they had begun and not committed."""
         try:
             for process in victims:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.suspend()
             end = time.monotonic() + 5
-            while not all(map(_stands, victims)) and time.monotonic() < end:
+            while not all(map(_has_stopped, victims)) and time.monotonic() < end:
                 time.sleep(0.001)
             pids = {process.pid for process in victims}
             notes = [note for note in owners.living(self._owners) if note.about["pid"] in pids]
@@ -360,8 +344,7 @@ class _Course:
     def _is_back(
         self, strike: Strike, struck: float, tasks: frozenset[int], done: int, books: Books
     ) -> bool:
-        """Whether Redis answers, what was in flight is done, and a page has come that began after
-        the strike."""
+        """Whether Redis answers, all tasks in flight have ended, and a newer page has come."""
         if books.open and done <= (strike.done or 0) + self._at_a_time:
             return False
         if strike.kind in ("redis", "flushall") and not self._redis_answers():
@@ -370,15 +353,17 @@ class _Course:
             return False
         strike.back_after_s = round(time.monotonic() - struck, 2)
         self._tell(
-            f"strike {strike.number} of {len(self._score.strikes)} at page {strike.done:,}: {strike}; "
-            f"back after {strike.back_after_s:.1f} s"
+            f"strike {strike.number} of {len(self._score.strikes)} at page {strike.done:,}: "
+            f"{strike}; back after {strike.back_after_s:.1f} s"
         )
         return True
 
     def _redis_answers(self, flush: bool = False) -> bool:
         with connect(read_stack(self._lpm.folder).redis_url or "") as client:
             try:
-                return bool(client.flushall() if flush else client.ping())
+                if flush:
+                    return bool(client.flushall())
+                return bool(client.ping())
             except redis.RedisError:
                 return False
 
@@ -388,7 +373,7 @@ def _balanced(books: Books, pages: int) -> bool:
     return books.accepted == sum(states) == pages and books.results == books.completed
 
 
-def _stands(process: psutil.Process) -> bool:
+def _has_stopped(process: psutil.Process) -> bool:
     try:
         return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -408,5 +393,7 @@ def _count(
     score.requests = sum(count for path, count in requests.items() if path != "/robots.txt")
     score.extra_fetches = score.requests - score.pages - score.planned_retries
     score.failures = {
-        r: n for counts in lpm.counts.reasons(job).values() for r, n in counts.items()
+        reason: count
+        for counts in lpm.counts.reasons(job).values()
+        for reason, count in counts.items()
     }

@@ -16,13 +16,13 @@ from crawler.db.counts import Counts
 from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
-"""CPU time of a page beside its parsing: client, ledger, disk."""
+"""CPU time of a page without its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
-"""Work stands still after PAUSE_S without a page, and after PAUSE_INTERVALS usual intervals."""
+"""Work stands still after PAUSE_S without a page and PAUSE_INTERVALS usual intervals."""
 STILL_S = 3.0
-"""After how long without a page people are told why."""
+"""After this long without a page, commands say why."""
 MAX_NAMED = 3
-"""How many domains that are too slow are named."""
+"""How many of the domains that are too slow are named."""
 TINY = 1e-9
 """Rounding: a product that falls short of a page by this little gives that page."""
 MEASURED_S = 15.0
@@ -73,7 +73,7 @@ class Forecast(msgspec.Struct, frozen=True):
     """The domain that takes longest; empty if the number of processes limits."""
     bottleneck_tasks: int
     measured: bool
-    """Whether pages of these domains came before; else the pace is assumed."""
+    """Whether the pace comes from earlier pages of these domains; else it is assumed."""
     late: tuple[Late, ...] = ()
     """The domains that make tasks miss, the most misses first. Other misses are due to too few
     processes."""
@@ -82,7 +82,7 @@ class Forecast(msgspec.Struct, frozen=True):
 def forecast(
     loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf
 ) -> Forecast:
-    """Each domain works at its limit, and all together at what the processes can do."""
+    """Return a forecast: each domain works at its limit, all together as fast as the processes."""
     usual = _mean(list(paces.values()))
     known = {load.domain: paces.get(load.domain, usual) for load in loads}
     rates = {domain: _rate(limits, domain, pace) for domain, pace in known.items()}
@@ -222,7 +222,9 @@ def _drop(late: Late) -> str:
 
 def _takes(late: Late, limits: Limits) -> str:
     rule = limits.rule(late.domain)
-    return str(rule) if rule.limited else "too long"
+    if not rule.limited:
+        return "too long"
+    return str(rule)
 
 
 def _by_processes(seen: Forecast, limits: Limits) -> list[str]:
@@ -235,7 +237,7 @@ def _by_processes(seen: Forecast, limits: Limits) -> list[str]:
 
 
 class Trend:
-    """How fast tasks end of late; after a standstill the measurement starts again."""
+    """The rate at which tasks end; after a standstill the measurement starts again."""
 
     def __init__(self, over_s: float = 30.0) -> None:
         self._over_s = over_s

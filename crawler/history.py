@@ -1,4 +1,7 @@
-"""What happened: the timeline of a task, and the requests that went to a domain."""
+"""What happened: the timeline of a task (`why`), and the requests to a domain (`audit`).
+
+Both come from the events that the ledger keeps.
+"""
 
 from array import array
 from collections import Counter, defaultdict
@@ -13,9 +16,15 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Job, Rule, Sent, Wait
 from crawler.waits import WaitFinder
 
+_RESULT_STATES = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
+_REPORT_STATES = {"ready": "to be reported", "synced": "reported", "rejected": "rejected"}
+_RESULT_FIELDS = ("status", "verdict", "bytes", "parser", "site", "sha256")
+_LOST_EVENTS = ("worker died", "taken back", "poison")
+"""Ends of attempts whose requests were not recorded."""
+
 
 class Step(msgspec.Struct, frozen=True):
-    """One thing that happened to a task; `at` is missing where only the fact is known."""
+    """One event of a task; `at` is None if its time is not known."""
 
     at: float | None
     what: str
@@ -23,23 +32,23 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """A task and all that happened to it, in order."""
+    """A task and all its events, in order."""
 
     task_id: str
     their_id: str | None
-    """What a Gateway calls it."""
+    """The Gateway's id of the task."""
     url: str
     status: str
     reason: str | None
     message: str | None
     steps: list[Step]
     waits: list[Wait] = []
-    """What keeps it from going on."""
+    """What the task waits for."""
 
 
-def timeline(lpm: LocalPersistenceManager, task: int, look: WaitFinder | None = None) -> Timeline:
-    """What happened to a task, from the line of its file to its delivery; and by `look` what it
-    waits for."""
+def timeline(lpm: LocalPersistenceManager, task: int, finder: WaitFinder | None = None) -> Timeline:
+    """Return all events of a task, from its import to its delivery; with `finder` also its
+    waits."""
     facts = lpm.timeline.task(task)
     steps = [Step(facts["imported_at"], "imported", _without_none(_origin(facts)))]
     steps += [
@@ -47,95 +56,112 @@ def timeline(lpm: LocalPersistenceManager, task: int, look: WaitFinder | None = 
         for job, file, line, item in lpm.timeline.links(task)
     ]
     steps += _events(lpm, task, facts)
-    steps += _handed_over(lpm, task) or _reported(lpm, task)
+    steps += _delivery(lpm, task) or _report(lpm, task)
+    their_id = None
+    if facts["source"] in THEIRS:
+        their_id = facts["external_id"]
     return Timeline(
         task_id=facts["task_id"],
-        their_id=facts["external_id"] if facts["source"] in THEIRS else None,
+        their_id=their_id,
         url=facts["url"],
         status=facts["status"],
         reason=facts["error_type"],
         message=facts["error_message"],
         steps=steps,
-        waits=_waits(lpm, look, task, facts) if look else [],
+        waits=_waits(lpm, finder, task, facts),
     )
 
 
 def _waits(
-    lpm: LocalPersistenceManager, look: WaitFinder, task: int, facts: dict[str, Any]
+    lpm: LocalPersistenceManager, finder: WaitFinder | None, task: int, facts: dict[str, Any]
 ) -> list[Wait]:
-    """What keeps all of its job from going on, or what is due at its domain; its own next attempt
-    is a step. One that is being worked on waits for its permit or its server."""
-    if facts["status"] not in ("pending", "processing"):
+    """Return what an open task waits for: its permit or server, its domain, or its whole job.
+
+    Its own next attempt is a step already.
+    """
+    if finder is None or facts["status"] not in ("pending", "processing"):
         return []
-    job = lpm.jobs.named(facts["job"]) if facts["job"] else None
+    job = None
+    if facts["job"]:
+        job = lpm.jobs.named(facts["job"])
     if facts["status"] == "processing":
-        return look.of_page(job, task)
-    found = look.of(job, lpm.counts.progress(job))
+        return finder.find_for_page(job, task)
     return [
         wait
-        for wait in found
+        for wait in finder.find(job, lpm.counts.progress(job))
         if wait.domain in ("", facts["domain"]) and wait.kind not in ("retry", "page")
     ]
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
+    id_name, deadline = "call", None
+    if facts["source"] in THEIRS:
+        id_name = "their task"
+    if facts["deadline"] < NO_DEADLINE:
+        deadline = facts["deadline"]
     return {
         "door": facts["source"],
         "file": facts["noted_file"] or facts["source_file"],
         "line": facts["source_line"],
         **_item(facts["source_item"]),
         "job": facts["job"],
-        "their task" if facts["source"] in THEIRS else "call": facts["external_id"],
+        id_name: facts["external_id"],
         "queue": facts["queue"],
         "priority": facts["priority"],
         "parcel": facts["parcel_id"] or None,
-        "deadline": facts["deadline"] if facts["deadline"] < NO_DEADLINE else None,
+        "deadline": deadline,
     }
 
 
 def _item(number: int) -> dict[str, int]:
-    """The how-many-eth row of its line, where that has several."""
-    return {"item": number} if number > 1 else {}
+    """Return the number of a row within its line, if the line has several rows."""
+    if number <= 1:
+        return {}
+    return {"item": number}
 
 
 def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> list[Step]:
-    """What the ledger noted, with the waits in between; then where the task stands now."""
+    """Return the recorded events, each with its claim, then the present state."""
     steps, ready = [], facts["imported_at"]
     for at, kind, text in lpm.timeline.events(task):
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
         detail.pop("record_crc32", None)
         if claimed is not None:
-            steps.append(
-                Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)})
-            )
+            waited_s = round(max(0.0, claimed - ready), 3)
+            steps.append(Step(claimed, "claimed", {"waited_s": waited_s}))
         if len(sent := detail.pop("sent", [])) > 1:
             detail["requests"] = len(sent)
         if "limit" in detail:
             detail["limit"] = str(msgspec.convert(detail["limit"], Rule))
         steps.append(Step(at, kind, detail))
         ready = detail.get("not_before") or at
-    if facts["published_at"] and facts["status"] == "pending" and facts["message_id"]:
-        steps.append(Step(facts["published_at"], "in Redis", {"message": facts["message_id"]}))
-    if facts["status"] == "processing":
+    if facts["status"] == "pending":
+        steps += _pending(lpm, task, facts)
+    elif facts["status"] == "processing":
         steps.append(Step(facts["leased_at"], "claimed", {"owner": facts["owner"]}))
-    elif facts["status"] == "pending" and facts["not_before"] >= HELD:
-        steps.append(Step(None, "on hold", {"because": "its job is paused"}))
-    elif facts["status"] == "pending" and facts["not_before"]:
-        steps.append(Step(None, "waits", {"until": facts["not_before"]}))
-    elif facts["status"] == "pending":
-        ahead = lpm.timeline.tasks_ahead(task)
-        steps.append(Step(None, "due", {"queue": facts["queue"], "ahead": ahead}))
     return steps
 
 
-def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
-    """The result, and the ways it left."""
+def _pending(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> Iterator[Step]:
+    """Yield where a pending task is, and what it waits for."""
+    if facts["published_at"] and facts["message_id"]:
+        yield Step(facts["published_at"], "in Redis", {"message": facts["message_id"]})
+    if facts["not_before"] >= HELD:
+        yield Step(None, "on hold", {"because": "its job is paused"})
+    elif facts["not_before"]:
+        yield Step(None, "waits", {"until": facts["not_before"]})
+    else:
+        ahead = lpm.timeline.tasks_ahead(task)
+        yield Step(None, "due", {"queue": facts["queue"], "ahead": ahead})
+
+
+def _delivery(lpm: LocalPersistenceManager, task: int) -> list[Step]:
+    """Return the result, its exports, and its delivery to a Gateway."""
     result = lpm.timeline.result(task)
     if result is None:
         return []
-    names = ("status", "verdict", "bytes", "parser", "site", "sha256")
-    facts = {name: result[name] for name in names}
+    facts = {name: result[name] for name in _RESULT_FIELDS}
     if result["same_as"]:
         facts["same content as task"] = result["same_as"]
     steps = [Step(None, "result", facts | {"raw": result["segment"] or "not kept"})]
@@ -145,32 +171,26 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     ]
     if result["archived_at"]:
         steps.append(Step(result["archived_at"], "archived"))
-    state = result["state"]
-    if state == "held":
+    if result["state"] == "held":
         why = "standalone results go to a Gateway only by an explicit command"
-        steps.append(Step(None, "held", {"because": why}))
-    else:
-        told = {
-            "late": "its deadline had passed" if result["late"] else None,
-            "code": result["code"] or None,
-            "because": result["problem"],
-        }
-        at = result["synced_at"] if state == "synced" else None
-        steps.append(Step(at, _DELIVERY[state], _without_none(told)))
-    return steps
+        return [*steps, Step(None, "held", {"because": why})]
+    late = at = None
+    if result["late"]:
+        late = "its deadline had passed"
+    if result["state"] == "synced":
+        at = result["synced_at"]
+    told = {"late": late, "code": result["code"] or None, "because": result["problem"]}
+    return [*steps, Step(at, _RESULT_STATES[result["state"]], _without_none(told))]
 
 
-_DELIVERY = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
-
-
-def _reported(lpm: LocalPersistenceManager, task: int) -> list[Step]:
-    """What a Gateway has heard of an end without a result."""
+def _report(lpm: LocalPersistenceManager, task: int) -> list[Step]:
+    """Return the report to a Gateway of an end without a result."""
     report = lpm.timeline.report(task)
     if report is None:
         return []
     state, synced_at, code, problem = report
-    what = {"ready": "to be reported", "synced": "reported", "rejected": "rejected"}[state]
-    return [Step(synced_at, what, _without_none({"code": code, "because": problem}))]
+    told = _without_none({"code": code, "because": problem})
+    return [Step(synced_at, _REPORT_STATES[state], told)]
 
 
 def _without_none(detail: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +198,7 @@ def _without_none(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request as it was noted, with the limits that it was to keep."""
+    """One recorded request, and the limits that applied to it."""
 
     began: float
     ended: float
@@ -186,7 +206,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What a domain was asked for within one minute."""
+    """The requests to a domain within one minute."""
 
     at: float
     requests: int
@@ -195,7 +215,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that was not kept, and when that was first seen."""
+    """A limit that was exceeded, how often, and when first."""
 
     at: float
     what: str
@@ -203,12 +223,12 @@ class Breach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain's requests: how many, how fast, how many at a time, and what was broken."""
+    """The requests to a domain: how many, how fast, how many at a time, and which limits broke."""
 
     domain: str
     requests: int
     unrecorded: int
-    """Of killed workers: begun, perhaps, and noted nowhere."""
+    """Attempts of killed workers. They may have sent a request that was not recorded."""
     began: float
     ended: float
     rate: float
@@ -222,40 +242,38 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     breaches: list[Breach]
 
 
+class _Detail(msgspec.Struct):
+    """What an event says about requests."""
+
+    sent: list[Sent] = []
+    limit: Rule = Rule()
+    began: bool = False
+
+
 def audit(
     lpm: LocalPersistenceManager,
     domain: str | None = None,
     job: Job | None = None,
     since: float | None = None,
 ) -> list[Audit]:
-    """The audits of all domains, the one with the most requests first."""
+    """Return the audit of each domain, the one with the most requests first."""
     requests: defaultdict[str, list[Request]] = defaultdict(list)
     unrecorded: Counter[str] = Counter()
-    rules: dict[Rule, Rule] = {}
+    rules: dict[Rule, Rule] = {}  # equal rules are kept once: there may be a million requests
     for home, kind, detail in lpm.timeline.by_domain(job, since):
         noted = msgspec.json.decode(detail, type=_Detail)
         rule = rules.setdefault(noted.limit, noted.limit)
         for sent in noted.sent:
             if domain in (None, sent.domain):
                 requests[sent.domain].append(Request(sent.began, sent.began + sent.seconds, rule))
-        if (
-            kind in ("worker died", "taken back", "poison")
-            and noted.began
-            and domain in (None, home)
-        ):
+        if kind in _LOST_EVENTS and noted.began and domain in (None, home):
             unrecorded[home] += 1
     audits = [examine(name, found, unrecorded[name]) for name, found in requests.items()]
     return sorted(audits, key=lambda each: -each.requests)
 
 
-class _Detail(msgspec.Struct):
-    sent: list[Sent] = []
-    limit: Rule = Rule()
-    began: bool = False
-
-
 def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Audit:
-    """Count a domain's requests in every window, and how many were in flight at each moment."""
+    """Count a domain's requests in every window, and those in flight at each moment."""
     asked = sorted(requests, key=lambda request: request.began)
     window_s = max(request.rule.window_s for request in asked)
     in_window = _in_window(asked, window_s)
@@ -272,24 +290,29 @@ def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Au
         window_s=window_s,
         most_in_window=max(in_window),
         most_at_a_time=max(at_a_time),
-        minutes=[
-            Minute(
-                at=minute * 60.0,
-                requests=len(places),
-                most_in_window=max(in_window[place] for place in places),
-                most_at_a_time=max(at_a_time[place] for place in places),
-            )
-            for minute, group in groupby(
-                range(len(asked)), key=lambda place: int(asked[place].began // 60)
-            )
-            if (places := list(group))
-        ],
+        minutes=list(_minutes(asked, in_window, at_a_time)),
         breaches=list(_breaches(asked, at_a_time)),
     )
 
 
+def _minutes(
+    asked: Sequence[Request], in_window: Sequence[int], at_a_time: Sequence[int]
+) -> Iterator[Minute]:
+    def minute_of(place: int) -> int:
+        return int(asked[place].began // 60)
+
+    for minute, group in groupby(range(len(asked)), key=minute_of):
+        places = list(group)
+        yield Minute(
+            at=minute * 60.0,
+            requests=len(places),
+            most_in_window=max(in_window[place] for place in places),
+            most_at_a_time=max(at_a_time[place] for place in places),
+        )
+
+
 def _in_window(asked: Sequence[Request], window_s: float) -> Sequence[int]:
-    """For each request, how many began within the window that ends with it."""
+    """Return for each request how many began within the window that ends with it."""
     counts, first = array("l"), 0
     for place, request in enumerate(asked):
         while asked[first].began <= request.began - window_s:
@@ -299,7 +322,7 @@ def _in_window(asked: Sequence[Request], window_s: float) -> Sequence[int]:
 
 
 def _at_a_time(asked: Sequence[Request]) -> Sequence[int]:
-    """For each request, how many were in flight when it began, itself included."""
+    """Return for each request how many were in flight when it began, with itself."""
     counts, ends, ended = array("l"), sorted(request.ended for request in asked), 0
     for place, request in enumerate(asked):
         while ends[ended] <= request.began and ended < place:
@@ -310,19 +333,25 @@ def _at_a_time(asked: Sequence[Request]) -> Sequence[int]:
 
 def _breaches(asked: Sequence[Request], at_a_time: Sequence[int]) -> Iterator[Breach]:
     for rule in sorted({request.rule for request in asked}, key=str):
-        mine = [place for place, request in enumerate(asked) if request.rule == rule]
+        places = [place for place, request in enumerate(asked) if request.rule == rule]
         if rule.interval_s:
-            window_s = rule.window_s
-            in_window = _in_window(asked, window_s)
-            allowed = int(window_s / rule.interval_s + 1e-9)
-            over = [place for place in mine if in_window[place] > allowed]
-            if over:
-                most = max(in_window[place] for place in over)
-                what = f"{most} requests within {window_s:g} s, where {allowed} were allowed"
-                yield Breach(at=asked[over[0]].began, what=what, times=len(over))
+            within = f"within {rule.window_s:g} s"
+            allowed = int(rule.window_s / rule.interval_s + 1e-9)
+            yield from _over(asked, places, _in_window(asked, rule.window_s), allowed, within)
         if rule.at_a_time:
-            over = [place for place in mine if at_a_time[place] > rule.at_a_time]
-            if over:
-                most = max(at_a_time[place] for place in over)
-                what = f"{most} requests at a time, where {rule.at_a_time} were allowed"
-                yield Breach(at=asked[over[0]].began, what=what, times=len(over))
+            yield from _over(asked, places, at_a_time, rule.at_a_time, "at a time")
+
+
+def _over(
+    asked: Sequence[Request],
+    places: Sequence[int],
+    counts: Sequence[int],
+    allowed: int,
+    how: str,
+) -> Iterator[Breach]:
+    """Yield a breach if more requests than allowed are counted at any of these places."""
+    over = [place for place in places if counts[place] > allowed]
+    if over:
+        most = max(counts[place] for place in over)
+        what = f"{most} requests {how}, where {allowed} were allowed"
+        yield Breach(at=asked[over[0]].began, what=what, times=len(over))

@@ -1,11 +1,11 @@
-"""The inbox: the stack imports each file that is put there, once, even if it is killed meanwhile.
+"""The inbox: the stack imports each file in it once, even if it is killed meanwhile.
 
-    inbox/FILE, inbox/urgent/FILE    put there by hand; taken when it rests for two seconds
+    inbox/FILE, inbox/urgent/FILE    put there by hand; imported once unchanged for two seconds
     inbox/ITEM/                      an import: `.options` says how; complete when its file is there
     inbox/done/ITEM/, failed/ITEM/   the file, and its outcome in FILE.receipt.json
 
-A command on another kernel than the stack's must not open the database. It leaves an item here, and
-waits for its receipt.
+A command on another kernel than the stack must not open the database. It puts an item here instead,
+and waits for the receipt.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from crawler.results import whole_file
 
 log = logging.getLogger(__name__)
 
-TICK_S, BEAT_S = 0.5, 2.0
+SCAN_INTERVAL_S, KERNEL_INTERVAL_S = 0.5, 2.0
 SETTLED_S = 2.0
-"""A file that has not changed for this long is complete."""
+"""A file that has not changed for this long counts as complete."""
 ABANDONED_S = 3600.0
-"""A copy into the inbox that has not grown for this long was interrupted."""
+"""A copy that has not grown for this long counts as interrupted."""
 WAIT_LIMIT_S = 600.0
 SAY_INTERVAL_S = 5.0
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
@@ -48,7 +48,7 @@ _OUTCOMES = ("done", "failed")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to import the file of that name, as options of `bulk import`."""
+    """The options of `bulk import` for the file of that name."""
 
     name: str
     queue: Literal["urgent", "default"] = "default"
@@ -71,15 +71,15 @@ class _Stopping(Exception):
     """The import is interrupted; the next process continues it."""
 
 
-class _Rest:
-    """For how long paths have not changed, as far as this process has looked on."""
+class _ChangeTimes:
+    """For how long this process has seen paths unchanged."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seen: dict[Path, tuple[object, float]] = {}
 
-    def of(self, path: Path, state: object) -> float:
-        """Seconds since the path's state was first seen."""
+    def unchanged_s(self, path: Path, state: object) -> float:
+        """Return the seconds since this state of the path was first seen."""
         before, since = self._seen.get(path, (None, 0.0))
         if state != before:
             since = self._clock()
@@ -92,8 +92,10 @@ class _Rest:
 
 
 class Inbox:
-    """Imports the files of the inbox. One process acts at a time and names its kernel, any number
-    stand by."""
+    """Imports the files of the inbox.
+
+    Every worker process has one. One acts at a time and records its kernel; the others stand by.
+    """
 
     def __init__(
         self,
@@ -101,14 +103,16 @@ class Inbox:
         give_way: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`give_way` is called where another kernel has the data folder."""
+        """`give_way` is called if another kernel uses the data folder."""
         self._settings, self._give_way = settings, give_way
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
-        self._dropped, self._copies, self._imported = _Rest(clock), _Rest(clock), _Rest(clock)
+        self._dropped = _ChangeTimes(clock)
+        self._copies = _ChangeTimes(clock)
+        self._imported = _ChangeTimes(clock)
         self._changed: set[Path] = set()
-        """Items whose file has changed during its import."""
+        """Items whose file changed during the import."""
         self._trouble = ""
         self._strangers: set[Path] = set()
         self._make_folders()
@@ -118,45 +122,45 @@ class Inbox:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def stop(self) -> None:
-        """Let another process act."""
+        """Stop, so that another process acts."""
         self._stop.set()
 
     def run(self) -> None:
-        """Act once it is this process's turn, until stopped."""
+        """Act while this process has the lock, until stopped."""
         limit_s = owners.STILL * self._settings.stall_s
         office = owners.Office(self._data / "run" / "inbox.lock", limit_s)
         while not office.take():
-            if self._stop.wait(TICK_S):
+            if self._stop.wait(SCAN_INTERVAL_S):
                 office.close()
                 return
-        if self._act(office):  # otherwise the lock falls with the process
+        if self._act(office):  # otherwise the lock ends with the process
             office.close()
 
     def _act(self, office: owners.Office) -> bool:
-        """Import files, and name this kernel; False where an import still runs at the end."""
+        """Import files and record this kernel; return False if an import still runs at the end."""
         note = guard.open_kernel_note(self._data / "run")
-        # On a thread of its own, beside the beats: a large file takes its time.
-        importer = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
+        # On its own thread: a large file takes longer than the interval of the kernel record.
+        importer = threading.Thread(target=self._import_loop, name="inbox-import", daemon=True)
         importer.start()
         our_kernel, our_office = True, True
         while our_kernel and our_office:
             with contextlib.suppress(OSError):  # others report a full disk
                 guard.write_kernel_note(note, guard.kernel_name())
-            if self._stop.wait(BEAT_S):
+            if self._stop.wait(KERNEL_INTERVAL_S):
                 break
             our_office = office.keep()
             our_kernel = not guard.is_on_other_kernel(self._data)
         if not our_office:
             log.warning("another process has taken over the inbox while this one stood still")
             self.stop()
-        if not our_kernel:  # both began at once, or this machine slept and was taken for dead
+        if not our_kernel:  # both started at once, or this machine slept
             log.critical(
                 "workers of another kernel are in this data folder: "
                 "these end, so that one database has one"
             )
             self.stop()
             self._give_way()
-        importer.join(BEAT_S)
+        importer.join(KERNEL_INTERVAL_S)
         ended = not importer.is_alive()
         if ended and our_kernel and our_office:
             with contextlib.suppress(OSError):
@@ -164,8 +168,8 @@ class Inbox:
         os.close(note)
         return ended
 
-    def _take_all(self) -> None:
-        while not self._stop.wait(TICK_S):
+    def _import_loop(self) -> None:
+        while not self._stop.wait(SCAN_INTERVAL_S):
             try:
                 self.take()
                 self._trouble = ""
@@ -178,7 +182,7 @@ class Inbox:
 
     def take(self) -> None:
         """Import everything that is complete, the oldest first."""
-        self._make_folders()  # somebody may have removed them
+        self._make_folders()  # someone may have removed them
         self._report_strangers()
         self._adopt()
         items = [path for path in self._folder.iterdir() if (path / ".options").is_file()]
@@ -186,11 +190,11 @@ class Inbox:
             self._take(item)
 
     def _adopt(self) -> None:
-        """Make items of files that were dropped by hand and are complete."""
+        """Turn complete files that were put here by hand into items."""
         dropped = list(self._dropped_files())
         self._dropped.keep(dropped)
         for path in dropped:
-            rested_s = self._dropped.of(path, _state(path))
+            rested_s = self._dropped.unchanged_s(path, _state(path))
             if rested_s >= SETTLED_S and not _is_written(path):
                 options = Options(name=safe_name(path))
                 if path.parent != self._folder:
@@ -209,7 +213,8 @@ class Inbox:
         found = set(strangers(self._folder))
         for path in sorted(found - self._strangers):
             log.warning(
-                "%s is no regular file and is not imported; put a copy of the file there", path
+                "%s is not a regular file, so it is not imported; put a copy of the file there",
+                path,
             )
         self._strangers = found
 
@@ -230,17 +235,18 @@ class Inbox:
             with whole_file(_receipt_path(item, options)) as out:
                 out.write(msgspec.json.format(msgspec.json.encode(receipt)) + b"\n")
         failpoint("receipted")
+        outcome = self._folder / "failed"
         if receipt.summary:
-            self._forget(receipt.summary)
-        outcome = self._folder / ("done" if receipt.summary else "failed")
+            self._mark_reported(receipt.summary)
+            outcome = self._folder / "done"
         outcome.mkdir(mode=0o700, exist_ok=True)
         self._note_move(file, outcome / item.name / file.name)
         item.rename(outcome / item.name)
 
     def _import_settled(self, item: Path, file: Path, options: Options) -> Receipt | None:
-        """Import a file; None where it changed meanwhile, and so is imported again later."""
+        """Import a file; None if it changed meanwhile and must be imported again."""
         state = _state(file)
-        if item in self._changed and self._imported.of(item, state) < SETTLED_S:
+        if item in self._changed and self._imported.unchanged_s(item, state) < SETTLED_S:
             return None
         receipt = self._import(file, options)
         now = _state(file)
@@ -250,16 +256,17 @@ class Inbox:
             return receipt
         # Its writer had only paused.
         log.warning(
-            "%s was changed after it was taken: it is imported again when it rests", options.name
+            "%s changed during its import: it is imported again once it no longer changes",
+            options.name,
         )
         self._changed.add(item)
-        self._imported.of(item, now)
+        self._imported.unchanged_s(item, now)
         return None
 
     def _remove_if_abandoned(self, item: Path) -> None:
-        """Remove an interrupted copy, one that has not grown while this process looked on."""
+        """Remove a copy that has not grown for ABANDONED_S."""
         size = sum(path.stat().st_size for path in item.iterdir())
-        if self._copies.of(item, size) > ABANDONED_S:
+        if self._copies.unchanged_s(item, size) > ABANDONED_S:
             shutil.rmtree(item)
 
     def _import(self, file: Path, options: Options) -> Receipt:
@@ -274,7 +281,7 @@ class Inbox:
                 job_name=options.job_name,
                 deadline=options.deadline,
                 how=options.how,
-                # Until the receipt is written: after a kill the job goes on, even if it has ended.
+                # Until the receipt is written, the same file continues this job, even after a kill.
                 watched=True,
                 replaces=True,
                 progress=self._check_stop,
@@ -283,32 +290,35 @@ class Inbox:
             log.warning("a file in the inbox cannot be used: %s", error)
             return Receipt(error=str(error).replace(str(file), options.name))
         except (CrawlerError, OSError, _Stopping):
-            raise  # not the file's fault: it is tried again
-        except Exception as error:  # the files behind this one must not wait for it
+            raise  # not the fault of the file: it is tried again
+        except Exception as error:  # the next files must not wait for this one
             log.exception("%s cannot be imported", file)
             return Receipt(error=f"{options.name}: the import met an unforeseen error ({error!r})")
         failpoint("taken")
         log.info("%s from the inbox: %d new, %d known", job.name, summary.accepted, summary.known)
         if summary.other_sheets:
             log.warning("%s: %s", job.name, rows.not_read(summary.other_sheets))
-        rejects_file = Path(summary.rejects_file).name if summary.rejects_file else None
-        return Receipt(summary=msgspec.structs.replace(summary, rejects_file=rejects_file))
+        if summary.rejects_file:
+            name = Path(summary.rejects_file).name
+            summary = msgspec.structs.replace(summary, rejects_file=name)
+        return Receipt(summary=summary)
 
     def _check_stop(self, _line: str) -> None:
         if self._stop.is_set():
             raise _Stopping
 
     def _note_move(self, file: Path, to: Path) -> None:
-        """Note where the file will be, before it is moved: if this process is killed in between,
-        the next one moves it."""
+        """Record the new path of the file before the move.
+
+        If this process is killed in between, the next one moves it.
+        """
         if LocalPersistenceManager.exists(self._data):
             lpm = LocalPersistenceManager(self._data)
             with lpm:
                 lpm.imports.move(source_name(file), source_name(to))
 
-    def _forget(self, summary: Summary) -> None:
-        """Note that the receipt is there: the same file again is a new job once this one has
-        ended."""
+    def _mark_reported(self, summary: Summary) -> None:
+        """Record that the receipt exists. From now on the same file is a new job."""
         lpm = LocalPersistenceManager(self._data)
         with lpm, contextlib.suppress(UsageError):
             lpm.jobs.mark_reported(lpm.jobs.named(summary.job))
@@ -317,7 +327,7 @@ class Inbox:
 def deliver(
     settings: Settings, file: Path, options: Options, say: Callable[[str], None]
 ) -> Summary:
-    """Leave a file for the stack of another kernel, and wait until it has imported it."""
+    """Give a file to the stack of another kernel, and wait until it is imported."""
     data = settings.data_dir.absolute()
     with opened(file) as source:
         item = _send(data / "inbox", source, options)
@@ -344,12 +354,12 @@ def deliver(
 
 
 def safe_name(file: Path) -> str:
-    """The file's name as text that can be stored, with room for an ending behind it."""
+    """Return a file's name as valid text, short enough to append a suffix."""
     return file.name.encode("utf-8", "replace")[-200:].decode("utf-8", "ignore")
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """Size and time of a file; None where it is gone."""
+    """Return size and time of a file; None if it is gone."""
     try:
         stat = file.stat()
     except FileNotFoundError:
@@ -358,13 +368,13 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 def _is_written(file: Path) -> bool:
-    """Whether some process has the file open for writing, as far as the file system tells."""
+    """Whether a process has the file open for writing, if the file system can tell."""
     # A file that cannot be read is reported by its import.
     with contextlib.suppress(InputError), opened(file) as source:
         try:
             # A writer that opens the file now sends a signal; the usual SIGIO would kill.
             fcntl.fcntl(source, fcntl.F_SETSIG, signal.SIGURG)
-            # A lease is given only where there is no writer.
+            # A lease is granted only if there is no writer.
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
@@ -403,7 +413,9 @@ def _wait(
                 return folder, receipt
         now = time.monotonic()
         if now > end or not guard.is_on_other_kernel(data):
-            what = f"has not imported it within {WAIT_LIMIT_S:.0f} s" if now > end else "has gone"
+            what = "has gone"
+            if now > end:
+                what = f"has not imported it within {WAIT_LIMIT_S:.0f} s"
             raise ServiceError(
                 f"the stack {what}; the file waits in {item} and is imported when the stack is up"
             )

@@ -40,7 +40,7 @@ _BOUNDARY = re.compile(r"\s*(?:,\s*[{\]]|[\]{]|$)")
 class Element(msgspec.Struct, frozen=True):
     """An array's element as it is written.
 
-    `text` is only the beginning where there is a fault or `size` exceeds the limit.
+    `text` holds only the beginning if there is a fault or `size` exceeds the limit.
     """
 
     line: int
@@ -108,13 +108,13 @@ def _loads_leniently(text: str) -> Any:
 
 
 def _number(digits: str) -> int | float | str:
-    """A number, or its digits where no number can hold them."""
-    number: int | float = math.inf
-    if not digits.lstrip("-").isdigit():
-        number = float(digits)
-    elif len(digits) < _MAX_DIGITS:
-        return int(digits)
-    return number if math.isfinite(number) else digits
+    """Return a number, or its digits if no number can hold them."""
+    if digits.lstrip("-").isdigit():
+        if len(digits) < _MAX_DIGITS:
+            return int(digits)
+    elif math.isfinite(number := float(digits)):
+        return number
+    return digits
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -271,7 +271,10 @@ class _Array:
         if not self._ended:
             window_end -= 8  # a cut escape or word is reported at its beginning
         cut = error.msg.startswith("Unterminated") or error.pos >= window_end
-        following = self._next_alike() if cut and not self._ended else self._following(error.pos)
+        if cut and not self._ended:
+            following = self._next_alike()
+        else:
+            following = self._following(error.pos)
         if following is not None:
             excerpt = self._take(following)[:_EXCERPT].rstrip(", \t\r\n")
             if self._at > _MAX_PASSED:
@@ -331,7 +334,9 @@ class _Array:
             elif sign in "]}" and opened.pop() != sign:
                 break
             if not opened:
-                return end if _BOUNDARY.match(self._window, end) else None
+                if _BOUNDARY.match(self._window, end):
+                    return end
+                return None
             if count > left and count > 50:
                 break
         self._credit_used += count
@@ -369,7 +374,9 @@ class _Array:
 
     def _next_object(self) -> int | None:
         found = self._window.find("{", self._at)
-        return found if found >= 0 else None
+        if found < 0:
+            return None
+        return found
 
     def _last_brace(self) -> int | None:
         """The closing brace if those in strings count too: perhaps a string is not closed."""

@@ -1,4 +1,4 @@
-"""Log lines: readable on a terminal, JSON elsewhere; and text that is safe to print."""
+"""Log lines: readable on a terminal, JSON elsewhere. Text that is safe to print."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed as `extra`: task_id, job and domain, where they are known."""
+    """Return what the caller passed as `extra`, such as task_id, job and domain."""
     fields = record.__dict__.items()
     return {name: value for name, value in fields if name not in _STANDARD_FIELDS}
 
@@ -58,10 +58,12 @@ class ReadableLines(logging.Formatter):
 
 
 def handler(stream: TextIO | None = None) -> logging.Handler:
-    """A handler for the stream (stderr by default) in the form that suits it."""
+    """Return a handler for a stream: readable lines for a terminal, JSON for anything else."""
     stream = stream or sys.stderr
     out = logging.StreamHandler(stream)
-    out.setFormatter(ReadableLines() if stream.isatty() else JsonLines())
+    out.setFormatter(JsonLines())
+    if stream.isatty():
+        out.setFormatter(ReadableLines())
     return out
 
 
@@ -74,32 +76,39 @@ def setup(level: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, so that a page cannot control a terminal or forge
-    a log line."""
+    """Return a text with control characters escaped.
+
+    Otherwise a page could control the terminal or forge a log line.
+    """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    escapes = {ord(sign): repr(sign)[1:-1] for sign in set(text) if not sign.isprintable()}
+    return text.translate(escapes)
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """The text, cut to fit into a line."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Return a text, cut to a length."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 1]}…"
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: "1 page", "2 pages"."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    """Return a number of things, such as "1 page" or "2 pages"."""
+    if count == 1:
+        return f"1 {what}"
+    return f"{count:,} {what}s"
 
 
 def without_figures(text: str) -> str:
-    """The text without numbers, to see whether it says something new."""
+    """Return a text without numbers, to compare messages that differ only in numbers."""
     return _NUMBERS.sub("", text)
 
 
 def leave_lost_terminal() -> bool:
-    """Send output to /dev/null where its terminal or reader is gone; True where one was.
+    """Send stdout and stderr to /dev/null if their reader is gone; return whether one was.
 
-    Otherwise the next line of output would fail, and break off an orderly stop.
+    Otherwise the next line of output would fail and interrupt an orderly stop.
     """
     import select
 

@@ -1,12 +1,14 @@
-"""The maintainer: makes what is in the queues agree with the ledger. One acts at a time, any number
-stand by."""
+"""The maintainer: keeps the queues in step with the ledger.
+
+Every worker process has one. One acts at a time; the others stand by.
+"""
 
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from crawler import times
 from crawler.config import Settings
@@ -19,52 +21,41 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
 from crawler.waits import StallMonitor, WaitFinder
 
+if TYPE_CHECKING:
+    from crawler.celery_app import Queued
+
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 PROGRESS_INTERVAL_S = 3.0
-STANDSTILL_S = 10.0
+STALL_S = 10.0
 """After this long without a page the log says why a job does not move."""
-MAX_STANDSTILLS = 20
-"""Jobs whose standstills are logged."""
+MAX_MONITORED_JOBS = 20
+"""Jobs whose stalls are logged."""
 MAX_WAL_BYTES = 64 << 20
-"""A larger write-ahead log is written back and truncated; only readers can delay that."""
+"""A larger write-ahead log is checkpointed and truncated; only readers can delay that."""
 MISSING_S = 5.0
 """A message that is in no queue and with no worker for this long is published again."""
 
 
-class BrokerDown(Exception):
-    """The broker does not answer now; nothing is lost by that."""
-
-
-class Queued(NamedTuple):
-    """A message in a queue; for a chunk the ledger it comes from is known."""
-
-    id: str
-    ledger_id: str
-    queue: str
-    body: bytes
-
-
 class Broker(Protocol):
-    """What the maintainer needs of a broker; raises `BrokerDown`."""
+    """What the maintainer needs of a broker; raises `ServiceError`."""
 
     def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
         """Put chunks into their queues."""
 
-    def queued(self) -> list[Queued]:
+    def queued(self) -> list["Queued"]:
         """All messages in the queues."""
 
-    def withdraw(self, messages: Sequence[Queued]) -> None:
-        """Take these out of their queues, if they are still there."""
+    def withdraw(self, messages: Sequence["Queued"]) -> None:
+        """Remove messages from their queues, if they are still there."""
 
     def mirror(self, job: Job, books: Books) -> None:
-        """Show a job's progress to readers of Redis."""
+        """Write a job's progress to Redis."""
 
 
 class Maintainer:
-    """Frees what dead processes held, fills the window, publishes lost messages again, ends
-    jobs."""
+    """Frees the tasks of dead processes, fills the queues, republishes lost messages, ends jobs."""
 
     def __init__(
         self,
@@ -76,8 +67,8 @@ class Maintainer:
         uptime: Callable[[], float] = times.uptime,
         waits: WaitFinder | None = None,
     ) -> None:
-        """`forget` is told of each domain where a dead process had requests. `waits` tells the log
-        why a job does not move."""
+        """`forget` is called for each domain where a dead process had requests. With `waits`, the
+        log says why a job does not move."""
         self._lpm, self._broker, self._window = lpm, broker, settings.window
         self._clock, self._uptime, self._forget = clock, uptime, forget
         self._alarms = JobAlarms(settings, uptime, waits)
@@ -111,7 +102,7 @@ class Maintainer:
             self._lpm.close()
 
     def _act(self, office: owners.Office) -> None:
-        # On a thread of its own: with a million results it takes a while, and nothing waits for it.
+        # On its own thread: with a million results it takes a while, and nothing depends on it.
         threading.Thread(target=self._secure_pending, name="projection", daemon=True).start()
         while not self._stopping and office.keep():
             next_due = self._guarded_tick()
@@ -128,7 +119,7 @@ class Maintainer:
                     "%d files in pending/ were missing or unreadable and were made again", made
                 )
         except CrawlerError as error:
-            log.warning("pending/ could not be looked through: %s", error)
+            log.warning("pending/ could not be checked: %s", error)
         finally:
             lpm.close()
 
@@ -137,11 +128,11 @@ class Maintainer:
         self._kick.clear()
 
     def _guarded_tick(self) -> float | None:
-        """One tick, whatever goes wrong; logs when trouble begins and when it ends."""
+        """Run one tick and catch all errors; log when trouble begins and ends."""
         try:
             with self._lpm.errors():
                 next_due = self.tick()
-        except (BrokerDown, CrawlerError) as error:
+        except CrawlerError as error:
             if not self._trouble:
                 log.warning(
                     "%s; the ledger keeps everything, and this is tried again every second", error
@@ -161,7 +152,7 @@ class Maintainer:
         return next_due
 
     def tick(self) -> float | None:
-        """Bring broker and ledger together once; returns when the next waiting task is due."""
+        """Compare broker and ledger once; return when the next waiting task is due."""
         tasks = self._lpm.tasks
         tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
         if freed := self._lpm.bury(self._forget):
@@ -178,10 +169,10 @@ class Maintainer:
         return next_due
 
     def _running(self, living: Sequence[owners.Note]) -> list[owners.Note]:
-        """The living processes whose loop runs; the leases of the others are taken back.
+        """Return the living processes whose loop runs; take back the leases of the others.
 
-        Not where this process was stopped itself: the others may have been stopped with it, and
-        go on now.
+        After this process was stopped itself, it takes nothing back: the others may have been
+        stopped with it, and go on now.
         """
         now = time.monotonic()
         slept, self._ticked_at = now - self._ticked_at > self._still_s, now
@@ -216,11 +207,11 @@ class Maintainer:
                 raise
         return sum(len(chunk.task_ids) for chunk in chunks)
 
-    def _find_missing(self, in_hand: set[str]) -> None:
-        """Publish messages again that are in no queue and in no hand; withdraw those that are done.
+    def _find_missing(self, with_workers: set[str]) -> None:
+        """Publish again what is in no queue and with no worker; withdraw messages that are done.
 
-        Workers go on with whatever is due after their message's own tasks. So most messages are
-        done before anybody takes them, and would fill Redis.
+        After the tasks of its message, a worker goes on with whatever is due. So most messages are
+        done before a worker takes them, and would fill Redis.
         """
         tasks = self._lpm.tasks
         gone: set[str] = set()
@@ -230,7 +221,7 @@ class Maintainer:
             ours = [each for each in queued if each.ledger_id == self._lpm.store.id]
             if done := [each for each in ours if each.id not in published]:
                 self._broker.withdraw(done)
-            gone = published - in_hand - {each.id for each in queued}
+            gone = published - with_workers - {each.id for each in queued}
         now = time.monotonic()
         self._missing = {message: self._missing.get(message, now) for message in gone}
         lost = [message for message, since in self._missing.items() if now - since >= MISSING_S]
@@ -242,7 +233,9 @@ class Maintainer:
 
     def _finalise(self) -> None:
         jobs, now = self._lpm.jobs, self._clock()
-        ended = jobs.finalise(now) if jobs.all(JobStatus.OPEN) else []
+        ended = []
+        if jobs.all(JobStatus.OPEN):
+            ended = jobs.finalise(now)
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
         if not ended and self._uptime() - self._mirrored_at <= PROGRESS_INTERVAL_S:
@@ -253,19 +246,19 @@ class Maintainer:
         for job in jobs.all():
             if job.status is JobStatus.OPEN or (job.completed_at or 0) > recent:
                 books = self._lpm.counts.progress(job)
-                self._alarms.look(job, books, now)
+                self._alarms.check(job, books, now)
                 self._broker.mirror(job, books)
         self._lpm.bound_wal(MAX_WAL_BYTES)
 
 
 class _Watched:
-    """What was seen and said of one job."""
+    """What is known about one job, and what the log said last."""
 
     def __init__(self) -> None:
         self.trend = Trend()
         self.is_late = False
-        self.standstill: StallMonitor | None = None
-        self.told = ""
+        self.monitor: StallMonitor | None = None
+        self.last_reason = ""
 
 
 class JobAlarms:
@@ -278,13 +271,13 @@ class JobAlarms:
         self._uptime, self._waits = uptime, waits
         self._jobs: dict[int, _Watched] = {}
 
-    def look(self, job: Job, books: Books, now: float) -> None:
-        """Say what has changed."""
+    def check(self, job: Job, books: Books, now: float) -> None:
+        """Log what has changed about a job."""
         watched = self._jobs.setdefault(job.id, _Watched())
         if job.deadline is not None:
             self._check_deadline(job, books, watched, now)
         if self._waits is not None:
-            self._check_standstill(job, books, watched, self._waits)
+            self._check_stall(job, books, watched, self._waits)
         if not books.open:
             del self._jobs[job.id]
 
@@ -299,19 +292,17 @@ class JobAlarms:
             watched.is_late = False
             log.warning("job %s will be done in time again", job.name, extra={"job": job.name})
 
-    def _check_standstill(
-        self, job: Job, books: Books, watched: _Watched, waits: WaitFinder
-    ) -> None:
+    def _check_stall(self, job: Job, books: Books, watched: _Watched, waits: WaitFinder) -> None:
         if not books.open:
             return
-        if watched.standstill is None:
-            if sum(each.standstill is not None for each in self._jobs.values()) >= MAX_STANDSTILLS:
+        if watched.monitor is None:
+            if sum(each.monitor is not None for each in self._jobs.values()) >= MAX_MONITORED_JOBS:
                 return
-            watched.standstill = StallMonitor(waits, job, STANDSTILL_S)
-        reason = watched.standstill.reason(books)
-        if without_figures(reason) == without_figures(watched.told):
+            watched.monitor = StallMonitor(waits, job, STALL_S)
+        reason = watched.monitor.reason(books)
+        if without_figures(reason) == without_figures(watched.last_reason):
             return
-        watched.told = reason
+        watched.last_reason = reason
         if reason:
             log.warning("job %s does not move: %s", job.name, reason, extra={"job": job.name})
         else:

@@ -1,4 +1,4 @@
-"""Orchestrator: starts and stops Redis and workers in order, and restarts them when they die."""
+"""Starts and stops Redis and workers in order, and restarts what dies."""
 
 import contextlib
 import logging
@@ -29,7 +29,15 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, end_process, in_short
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-from crawler.stack import SILENT, Stack, is_locked, lock_path, read_stack, record_path, write_stack
+from crawler.stack import (
+    SILENT_FACTOR,
+    Stack,
+    is_locked,
+    lock_path,
+    read_stack,
+    record_path,
+    write_stack,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +57,10 @@ daemonize no
 
 
 class RedisServer:
-    """Starts Redis, and notices when it lives but answers nobody."""
+    """The stack's own Redis: on loopback, with a password, and its data in `redis/`.
+
+    A Redis that no longer answers is killed.
+    """
 
     def __init__(self, data_dir: Path, silent_limit_s: float, clock: Callable[[], float]) -> None:
         self._folder = data_dir / "redis"
@@ -61,7 +72,7 @@ class RedisServer:
 
     @property
     def child(self) -> Child | None:
-        """The process, once it was started."""
+        """The process, once it is started."""
         return self._child
 
     @property
@@ -76,9 +87,9 @@ class RedisServer:
     def start(
         self, url: str | None, record: Callable[[Mark, str], None], given_up: Callable[[], bool]
     ) -> None:
-        """Start it at an address, or else on a free port, and wait until it answers.
+        """Start it at an address, or on a free port, and wait until it answers.
 
-        `record` is called with the process and the address before the wait.
+        `record` gets the process and the address before the wait.
         """
         self.url = url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{free_port()}/0"
         self._child = Child("Redis", [redis_program(), str(self._write_conf())], self._log)
@@ -87,7 +98,7 @@ class RedisServer:
         except ServiceError:
             if self._child.alive or not self._set_aside():
                 raise
-            # Redis is disposable: what it kept is set aside, and the ledger fills it again.
+            # Redis is disposable: its data is set aside, and the ledger fills it again.
             self._run(self._child, record, given_up)
 
     def _run(
@@ -107,7 +118,7 @@ class RedisServer:
         return conf
 
     def _set_aside(self) -> bool:
-        """Set aside what Redis has stored; False where there is nothing."""
+        """Rename the data of Redis; False if there is none."""
         kept = self._folder / "appendonlydir"
         if not kept.exists():
             return False
@@ -115,12 +126,11 @@ class RedisServer:
         return True
 
     def end_if_silent(self) -> None:
-        """Kill it if it lives but does not answer, as after SIGSTOP; its supervisor starts it
-        again."""
+        """Kill it if it lives but does not answer; the watcher starts it again."""
         rested_s = self._clock() - self._pinged_at
         if not self._child or not self._child.alive or rested_s < PING_INTERVAL_S:
             return
-        slept = rested_s > self._silent_limit_s  # this process itself: Redis may be well
+        slept = rested_s > self._silent_limit_s  # this process slept, so Redis may be fine
         answered = answers(self.url)
         self._pinged_at = self._clock()
         silent_s = self._pinged_at - self._silent_since
@@ -135,7 +145,7 @@ class RedisServer:
 
 
 def redis_program() -> str:
-    """A Redis-compatible server: the machine's own, else the one that comes in a wheel."""
+    """Return a Redis-compatible server: the machine's own, or the one in a wheel."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -150,7 +160,7 @@ def redis_program() -> str:
 
 
 def check_given(url: str) -> None:
-    """Refuse a Redis of REDIS_URL that does not answer, or is unfit."""
+    """Raise `ServiceError` if the Redis of REDIS_URL does not answer or is misconfigured."""
     try:
         with closing(connect(url)) as client:
             client.ping()
@@ -161,7 +171,7 @@ def check_given(url: str) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether a Redis answers there."""
+    """Whether a Redis answers at a URL."""
     try:
         with closing(connect(url)) as client:
             return bool(client.ping())
@@ -170,30 +180,30 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a port of loopback that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on this port of loopback."""
+    """Whether a port of loopback is not in use."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
-"""Together below the ten seconds in which a stop must be done."""
+"""In sum below ten seconds, the limit of a stop."""
 FLOWER_GRACE_S = 1.0
 LOCK_LIMIT_S = 0.5
-"""Commands that look whether a stack is up hold its lock for a moment."""
+"""Commands that check whether a stack is up hold its lock for a moment."""
 WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 0.5, 5.0
 """How often to look for dead processes; the interval doubles while restarts are needed."""
 FLOWER_PORT = 5555
 
 
 class Orchestrator:
-    """A context manager: what it has started is stopped at its end, Celery before Redis."""
+    """A context manager that stops what it has started, Celery before Redis."""
 
     def __init__(
         self,
@@ -202,14 +212,16 @@ class Orchestrator:
         flower: bool = False,
         agent: Sequence[str] = (),
     ) -> None:
-        """Settings come from the environment unless given. `agent` are the arguments of the
-        command that speaks to a Gateway; without any it is not started."""
+        """Settings come from the environment unless given.
+
+        `agent` holds the arguments of the agent for a Gateway; without any it is not started.
+        """
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
         self._workers = workers or os.cpu_count() or 1
         self._flower_wanted = flower
         self._agent_arguments = list(agent)
-        self._redis = RedisServer(self._data, SILENT * settings.stall_s, time.monotonic)
+        self._redis = RedisServer(self._data, SILENT_FACTOR * settings.stall_s, time.monotonic)
         self._celery: Child | None = None
         self._flower: Child | None = None
         self._agent: Child | None = None
@@ -229,13 +241,13 @@ class Orchestrator:
         self._record.note(supervisor=Mark.of(os.getpid()))
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            # Otherwise a program without signal handlers would leave its stack behind.
+            # Otherwise a program without signal handlers would leave its stack running.
             self._signals.enter_context(terminated_by_signal())
         return self
 
     @property
     def _tmp(self) -> Path:
-        """A folder for temporary files, emptied at the next start: killed processes leave some."""
+        """The folder for temporary files. The next start empties it, after killed processes."""
         return self._data / "run" / "tmp"
 
     def _take_lock(self) -> None:
@@ -262,8 +274,10 @@ class Orchestrator:
             self.stop_all()
 
     def start_redis(self) -> bool:
-        """Make sure that a fit Redis answers: that of REDIS_URL, else our own. True, or a
-        `ServiceError`."""
+        """Make sure that Redis answers: that of REDIS_URL, or our own.
+
+        Returns True; raises `ServiceError`.
+        """
         with self._guard:
             given = self._settings.redis_url
             if given:
@@ -278,7 +292,7 @@ class Orchestrator:
             return True
 
     def start_celery(self) -> bool:
-        """Make sure that workers run, and wait until they are ready. True, or a `ServiceError`."""
+        """Make sure that workers are ready. Returns True; raises `ServiceError`."""
         with self._guard:
             if self._celery and self._celery.alive:
                 return True
@@ -297,20 +311,21 @@ class Orchestrator:
             return True
 
     def start_agent(self) -> None:
-        """Start the process that speaks to the Gateway. The Gateway may be away, so this waits for
-        nothing."""
+        """Start the agent, without waiting: the Gateway may be away."""
         with self._guard:
             module = ["crawler", "agent", *self._agent_arguments]
             self._agent = self._child("the agent", "agent.log", module)
             self._record.note(agent=self._agent.start())
 
     def start_flower(self) -> str:
-        """Start Flower on loopback; returns its address."""
+        """Start Flower on loopback; return its URL."""
         with self._guard:
             if self._flower and self._flower.alive:
                 return self._record.stack.flower_url or ""
             check_flower()
-            port = FLOWER_PORT if is_free(FLOWER_PORT) else free_port()
+            port = FLOWER_PORT
+            if not is_free(port):
+                port = free_port()
             module = ["celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
             self._flower = self._child("Flower", "flower.log", module)
             mark = self._flower.start()
@@ -320,8 +335,7 @@ class Orchestrator:
             return url
 
     def _child(self, name: str, log_name: str, module: Sequence[str]) -> Child:
-        """A Python module as a process: with this data folder, this Redis or none, and our folder
-        for temporary files."""
+        """Return a process that runs a Python module with the settings of this stack."""
         environment = os.environ | _config_folder(self._settings)
         environment |= {
             "CRAWLER_DATA_DIR": str(self._data),
@@ -334,7 +348,7 @@ class Orchestrator:
 
     @property
     def drained(self) -> bool:
-        """Whether the Gateway wants no more, and has got everything."""
+        """Whether the Gateway said `drain`, and has everything."""
         return self._agent is not None and self._agent.succeeded
 
     @property
@@ -342,7 +356,7 @@ class Orchestrator:
         return self._data / "run" / "owners"
 
     def start_all(self) -> None:
-        """Start everything in order, then watch it: what dies is started again."""
+        """Start everything in order, and restart what dies."""
         self.start_redis()
         if not self._settings.redis_url and not owners.living(self._owners):
             self._permit_at_once()
@@ -356,7 +370,7 @@ class Orchestrator:
             self._watcher.start()
 
     def _permit_at_once(self) -> None:
-        """Tell our own Redis, before anybody uses it, that no request is in flight."""
+        """Tell our own Redis that no request is in flight, before anyone uses it."""
         settings = self._settings
         permit = RedisRateLimiter(
             self._redis.url,
@@ -368,12 +382,11 @@ class Orchestrator:
             permit.nothing_booked()
 
     def stop_all(self) -> None:
-        """Stop everything, Celery before Redis, so that no message is on its way when Redis
-        goes."""
+        """Stop everything, Celery before Redis, so that no message is lost on its way."""
         self._closing.set()
         with self._guard:
             if self._agent:
-                self._agent.ask_to_end()  # it takes no more work, and delivers what workers finish
+                self._agent.ask_to_end()  # it takes no more tasks, and delivers what workers finish
             order = (
                 (self._flower, FLOWER_GRACE_S),
                 (self._celery, WORKER_GRACE_S),
@@ -390,14 +403,14 @@ class Orchestrator:
                 self._lock = -1
 
     def _free_leases(self) -> None:
-        """Free the leases of killed processes, so that they do not look busy until the next
+        """Free the leases of killed processes; otherwise their tasks look busy until the next
         start."""
         lpm = LocalPersistenceManager(self._data)
         with contextlib.suppress(CrawlerError), lpm:
             lpm.bury()
 
     def kill_all(self) -> None:
-        """Kill everything: leases fall with their processes."""
+        """Kill everything. Leases end with their processes."""
         self._closing.set()
         for child in (self._agent, self._flower, self._celery, self._redis.child):
             if child:
@@ -414,16 +427,18 @@ class Orchestrator:
             try:
                 self._redis.end_if_silent()
                 calm = not self._revive()
-            except Exception as error:  # a watcher that has died restarts nothing
+            except Exception as error:  # the watcher must not die
                 reason = in_short(error, self._data) or type(error).__name__
                 trouble = f"a restart failed and is tried again: {reason}"
                 log.error(trouble)  # noqa: TRY400 – the message says it all
-            pause_s = WATCH_INTERVAL_S if calm else min(pause_s * 2, MAX_WATCH_INTERVAL_S)
+            pause_s = min(pause_s * 2, MAX_WATCH_INTERVAL_S)
+            if calm:
+                pause_s = WATCH_INTERVAL_S
             if not self._closing.is_set():
                 self._record.note_trouble(trouble)
 
     def _revive(self) -> bool:
-        """Start what has died; True if anything had."""
+        """Start what has died; return whether anything had."""
         with self._guard:
             if self._closing.is_set():
                 return False
@@ -447,7 +462,7 @@ class Orchestrator:
 
 
 class _Record:
-    """The stack's record, in memory and in its file."""
+    """The record of the stack, in memory and in its file."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -462,7 +477,7 @@ class _Record:
         self._is_written = True
 
     def note_trouble(self, trouble: str) -> None:
-        """Note it where it is new; also write again what a full disk refused before."""
+        """Record a new trouble; also retry a write that failed on a full disk."""
         if trouble != self.stack.trouble or not self._is_written:
             with contextlib.suppress(OSError):  # a full disk must not end the watch
                 self.note(trouble=trouble)
@@ -473,24 +488,24 @@ def _is_dead(child: Child | None) -> bool:
 
 
 def check_flower() -> None:
-    """Raise `UsageError` where Flower is not installed, before anything is started."""
+    """Raise `UsageError` if Flower is not installed, before anything is started."""
     if find_spec("flower") is None:
         raise UsageError("Flower is not installed; install it with: pip install 'crawler[flower]'")
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:
-    """End the processes that a stack has left, and no others; returns how many they were."""
+    """End the processes that a dead stack has left; return their number."""
     found = [process for mark in stack.services if (process := mark.find())]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    # Otherwise a living supervisor has written the record.
+    # A living supervisor keeps its record.
     if not is_locked(data_dir) and not guard.is_on_other_kernel(data_dir):
         record_path(data_dir).unlink(missing_ok=True)
     return len(found)
 
 
 def end_orphans(data_dir: Path) -> int:
-    """End the processes of a stack whose supervisor is dead; returns how many they were."""
+    """End the processes of a stack whose supervisor is dead; return their number."""
     stack = read_stack(data_dir)
     if is_locked(data_dir) or not any(mark.find() for mark in stack.services):
         return 0
@@ -498,7 +513,7 @@ def end_orphans(data_dir: Path) -> int:
 
 
 def other_version(data_dir: Path) -> str:
-    """What to say where a stack is up whose record cannot be read."""
+    """Return the message for a stack that is up but has an unreadable record."""
     return (
         f"a stack of another version of this program is up in {data_dir}; "
         f"stop it with the version that started it: {program()} down"
@@ -507,7 +522,7 @@ def other_version(data_dir: Path) -> str:
 
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM end what runs in here in order; SIGHUP too, unless it is ignored (nohup)."""
+    """End the block in order on SIGTERM, and on SIGHUP unless it is ignored (nohup)."""
 
     def stop(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
@@ -529,7 +544,7 @@ def terminated_by_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
-    """Let signals hasten a stop instead of interrupting it, which would leave processes behind."""
+    """Let signals speed up a stop instead of interrupting it, which would leave processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -544,13 +559,15 @@ def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
 
 
 def _config_folder(settings: Settings) -> dict[str, str]:
-    """For processes that may have another working folder."""
+    """Return the absolute config folder, for processes with another working folder."""
     folder = settings.config_dir.absolute()
-    return {"CRAWLER_CONFIG_DIR": str(folder)} if folder.is_dir() else {}
+    if not folder.is_dir():
+        return {}
+    return {"CRAWLER_CONFIG_DIR": str(folder)}
 
 
 def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> Stack:
-    """Start a supervisor in the background and wait until its stack is ready."""
+    """Start a supervisor in the background, and wait until its stack is ready."""
     data = settings.data_dir.absolute()
     LocalPersistenceManager(data).close_after_check()
     sites.load(settings.config_dir, settings.rate)

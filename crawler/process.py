@@ -1,4 +1,4 @@
-"""Processes: how one is recognised, started and ended, and why one did not start."""
+"""Processes: identify, start and end them, and say why one did not start."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ from crawler import times
 from crawler.errors import ServiceError
 
 MIN_DISK_BYTES = 1 << 20
-"""A disk with less is full: none of our programs starts with less."""
+"""A disk with less free space is full: none of our programs starts."""
 DISK_FULL_SIGNS = ("No space left", "Disk quota exceeded", "MISCONF")
 """How programs say that the disk is full; MISCONF is Redis."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A process, known by pid and start: the pid alone may belong to another process by now."""
+    """A process, identified by pid and start time: the pid alone may be reused."""
 
     pid: int
     began: str
@@ -38,10 +38,12 @@ class Mark(msgspec.Struct, frozen=True):
             same = _began(process) == self.began and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
-        return process if same else None
+        if not same:
+            return None
+        return process
 
     def is_stopped(self) -> bool:
-        """Whether it lives but does not run: it got SIGSTOP, or a debugger has it."""
+        """Whether it is stopped, by SIGSTOP or a debugger."""
         process = self.find()
         if process is None:
             return False
@@ -52,7 +54,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def _began(process: psutil.Process) -> str:
-    """When a process began, in ticks since boot: a time of day would change with a clock step."""
+    """Return the start of a process in ticks since boot, which no clock step changes."""
     if not psutil.LINUX:
         return f"{process.create_time():.3f}"  # noted once by the kernel, so no step changes it
     try:
@@ -65,7 +67,7 @@ def _began(process: psutil.Process) -> str:
 
 
 class Child:
-    """A process of ours, in a session of its own, so that Ctrl-C reaches it only through us."""
+    """A child process in its own session, so that Ctrl-C reaches it only through us."""
 
     def __init__(
         self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
@@ -76,7 +78,7 @@ class Child:
         self._log_began = 0
 
     def start(self) -> Mark:
-        """Start it; what it prints goes to its log."""
+        """Start it; its output goes to its log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._log_began = out.tell()
@@ -106,11 +108,11 @@ class Child:
         limit_s: float,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait for health; raises with the last line of its log if it dies or takes too long."""
+        """Wait until it is healthy; if it dies or takes too long, raise with the end of its log."""
         end = time.monotonic() + limit_s
         while not healthy():
             if given_up():
-                raise ServiceError(f"{self.name} is no longer waited for")
+                raise ServiceError(f"{self.name} was started, but the stack is stopping")
             if not self.alive:
                 raise ServiceError(f"{self.name} ended at once: {self.last_words()}")
             if time.monotonic() > end:
@@ -119,7 +121,7 @@ class Child:
             time.sleep(0.02)
 
     def last_words(self) -> str:
-        """Why it does not run, in one line, from its log since its start, or from the disk."""
+        """Return in one line why it does not run, from its log or the disk."""
         said = tail(self.log, self._log_began)
         reason = in_short(said, self.log.parent)
         if reason == said.strip():  # the log says no more than this
@@ -127,12 +129,12 @@ class Child:
         return f"{reason} ({self.log} has more)"
 
     def ask_to_end(self) -> None:
-        """Ask it to end, and do not wait for that."""
+        """Send SIGTERM, without waiting."""
         if self._process is not None and self.alive:
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it with all its children if it takes longer than its grace."""
+        """Send SIGTERM; after the grace period kill it and all its children."""
         if self._process is None:
             return
         if self.alive:
@@ -142,7 +144,7 @@ class Child:
 
 
 def end_process(process: psutil.Process | None, grace_s: float) -> None:
-    """SIGTERM, then after the grace SIGKILL, children included; nothing where there is none."""
+    """Send SIGTERM, and after the grace period SIGKILL, children included."""
     if process is None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -158,7 +160,7 @@ def end_process(process: psutil.Process | None, grace_s: float) -> None:
 
 
 def tail(path: Path, began: int = 0, size: int = 2000) -> str:
-    """The end of a log, of what was written after an offset."""
+    """Return the end of a log, without what is before an offset."""
     try:
         return path.read_bytes()[began:][-size:].decode(errors="replace")
     except OSError:
@@ -166,18 +168,22 @@ def tail(path: Path, began: int = 0, size: int = 2000) -> str:
 
 
 def in_short(error: BaseException | str, folder: Path) -> str:
-    """An error in one line: its last, unless the disk is full, which has many names and often
-    leaves no text."""
+    """Return the last line of an error, or that the disk is full.
+
+    A full disk has many names, and often leaves no text.
+    """
     text = str(error).strip()
     if full := disk_full(folder):
         return full
     if any(sign in text for sign in DISK_FULL_SIGNS):
         return "no room was left on the disk"
-    return text.splitlines()[-1].strip() if text else ""
+    if not text:
+        return ""
+    return text.splitlines()[-1].strip()
 
 
 def disk_full(folder: Path, least: int = MIN_DISK_BYTES) -> str:
-    """What to say where a disk has no free bytes or inodes; otherwise nothing."""
+    """Return a message if a disk has no free bytes or inodes, else nothing."""
     about = os.statvfs(folder)
     has_inodes = about.f_favail or not about.f_files
     if about.f_bavail * about.f_frsize >= least and has_inodes:

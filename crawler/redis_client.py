@@ -1,4 +1,4 @@
-"""How Redis is reached: its address as Celery and redis-py spell it, and clients with deadlines."""
+"""Redis addresses, as Celery and redis-py spell them, and clients with timeouts."""
 
 from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -23,7 +23,7 @@ _FORMS = "redis://host:port/number, rediss://… or redis+socket:///path?virtual
 
 
 class RedisAddress(msgspec.Struct, frozen=True):
-    """The address of a Redis, taken apart; `tls` are the options of a `rediss://` address."""
+    """A parsed Redis address; `tls` holds the options of a `rediss://` address."""
 
     scheme: Literal["redis", "rediss", "unix"]
     place: str
@@ -34,7 +34,7 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take an address apart; raises `ValueError` with the reason if it cannot be used."""
+        """Parse an address; raises `ValueError` with the reason if it cannot be used."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -67,18 +67,22 @@ class RedisAddress(msgspec.Struct, frozen=True):
         number = number.strip("/") or "0"
         if not (number.isascii() and number.isdecimal() and len(number) < 6):
             raise ValueError("the database must be a number, as in redis://host:port/0")
+        tls: tuple[tuple[str, str], ...] = ()
+        if scheme == "rediss":
+            tls = _tls(options)
         return cls(
             scheme=cast(Literal["redis", "rediss", "unix"], scheme),
             place=place,
             db=int(number),
             username=unquote(parts.username or "") or options.get("username", ""),
             password=unquote(parts.password or "") or options.get("password", ""),
-            tls=_tls(options) if scheme == "rediss" else (),
+            tls=tls,
         )
 
     def for_celery(self, db: int | None = None) -> str:
-        """As kombu takes a broker and Celery a result backend, with this database or another."""
-        db = self.db if db is None else db
+        """Return the address as Celery expects it, with this database or another."""
+        if db is None:
+            db = self.db
         if self.scheme == "unix":
             # kombu takes no password in the query.
             return f"redis+socket://{self._user}{quote(self.place)}?virtual_host={db}"
@@ -88,10 +92,11 @@ class RedisAddress(msgspec.Struct, frozen=True):
         return url
 
     def for_redis(self, db: int | None = None) -> str:
-        """As redis-py takes it, with this database or another."""
+        """Return the address as redis-py expects it, with this database or another."""
         if self.scheme != "unix":
             return self.for_celery(db)
-        db = self.db if db is None else db
+        if db is None:
+            db = self.db
         return f"unix://{self._user}{quote(self.place)}?db={db}"
 
     @property
@@ -102,8 +107,10 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
 
 def _tls(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """The options in the spelling that kombu, Celery and redis-py share. Without `ssl_cert_reqs`
-    kombu would not check the certificate."""
+    """Return the options in the spelling that kombu, Celery and redis-py share.
+
+    Without `ssl_cert_reqs`, kombu would not check the certificate.
+    """
     wanted = options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")
     if wanted not in _CERT_REQS:
         raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERT_REQS)}")
@@ -112,7 +119,7 @@ def _tls(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def connect(url: str) -> "redis.Redis":
-    """A client whose every call has a deadline, for an address in any spelling."""
+    """Return a client with timeouts, for an address in any spelling."""
     import redis
 
     address = RedisAddress.parse(url).for_redis()

@@ -11,8 +11,8 @@ from crawler.files import replace_file
 from crawler.process import Mark
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-SILENT = 3.0
-"""The supervisor restarts a Redis of its own that is silent for this many times CRAWLER_STALL_S."""
+SILENT_FACTOR = 3.0
+"""A Redis of the stack that is silent for this many times CRAWLER_STALL_S is restarted."""
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -23,35 +23,35 @@ class Stack(msgspec.Struct, frozen=True):
     redis_url: str | None = None
     worker: Mark | None = None
     agent: Mark | None = None
-    """The process that speaks to a Gateway."""
+    """The process that works with a Gateway."""
     flower: Mark | None = None
     flower_url: str | None = None
     ready: bool = False
     folder: str | None = None
-    """Device and inode of the data folder: in a copy of the folder nothing runs."""
+    """Device and inode of the data folder: a copy of the folder has no stack."""
     container: bool = False
-    """A compose stack's: its pids mean nothing here, but its workers hold the supervisor's lock."""
+    """It runs in containers: pids mean nothing here, but workers hold the supervisor's lock."""
     trouble: str = ""
-    """Why the last restart of something has failed; it is tried again."""
+    """Why the last restart failed; it is tried again."""
     unreadable: bool = False
-    """It is up, but another version of this program wrote the record: its processes are unknown."""
+    """It is up, but another version of this program wrote the record."""
 
     @property
     def up(self) -> bool:
-        """Whether it is alive; `read_stack` returns a container's record only while it is."""
+        """Whether it is alive. `read_stack` returns the record of containers only while it is."""
         return self.container or (
             self.supervisor is not None and self.supervisor.find() is not None
         )
 
     @property
     def services(self) -> tuple[Mark, ...]:
-        """All that the supervisor has started, in the order in which to end it."""
+        """The processes that the supervisor has started, in the order to end them."""
         started = (self.agent, self.flower, self.worker, self.redis)
         return tuple(mark for mark in started if mark)
 
 
 def read_stack(data_dir: Path) -> Stack:
-    """What the last stack recorded; an empty record where there is none."""
+    """Return the record of the last stack; an empty one if there is none."""
     try:
         stack = msgspec.json.decode(record_path(data_dir).read_bytes(), type=Stack)
     except OSError:
@@ -67,7 +67,7 @@ def read_stack(data_dir: Path) -> Stack:
 
 
 def write_stack(data_dir: Path, stack: Stack) -> None:
-    """Record the stack; only its user may read the file, because it holds Redis' password."""
+    """Write the record. Only its user may read it, because it holds the password of Redis."""
     stack = msgspec.structs.replace(stack, folder=_identity(data_dir))
     replace_file(record_path(data_dir), msgspec.json.encode(stack))
 
@@ -83,14 +83,14 @@ def lock_path(data_dir: Path) -> Path:
 
 
 def is_locked(data_dir: Path) -> bool:
-    """Whether a supervisor lives here, whatever is recorded of it."""
+    """Whether a supervisor is alive, whatever the record says."""
     with contextlib.suppress(OSError):
         return locks.is_locked(lock_path(data_dir))
     return False
 
 
 def redis_address(settings: Settings) -> str:
-    """Where the broker is: as set, else as the stack has recorded it, else the usual place."""
+    """Return the URL of Redis: from REDIS_URL, the stack's record, or the default."""
     return settings.redis_url or read_stack(settings.data_dir).redis_url or DEFAULT_REDIS_URL
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Reject
 
 from crawler import urls
-from crawler.celery_app import app, broker_url, settings
+from crawler.celery_app import RedisBroker, app, broker_url, settings
 from crawler.config import failpoint
-from crawler.errors import ServiceError
 from crawler.models import NewTask
 
 if TYPE_CHECKING:
@@ -27,13 +26,17 @@ SCRAPE_LIMIT_S = 100.0
 def _scrape_task(
     self: Any, url: str, session_id: str | None = None, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Fetch one URL now and return its result. The message's id names the task, so that a
-    redelivery finds it done."""
+    """Fetch one URL now and return its result.
+
+    The task has the id of the message, so that a redelivery finds it done.
+    """
     from crawler.child import this_child
 
     failpoint("delivered")
-    given: dict[str, Any] = {"session_id": session_id} if session_id else {}
-    return scrape_url(this_child().worker, url, self.request.id, given | (options or {}))
+    given = dict(options or {})
+    if session_id:
+        given = {"session_id": session_id} | given
+    return scrape_url(this_child().worker, url, self.request.id, given)
 
 
 scrape_task, crawl_url = (
@@ -56,8 +59,10 @@ def scrape_url(worker: "Worker", url: str, call_id: str, given: dict[str, Any]) 
 
 @app.task(name="scrape_chunk_task", bind=True)
 def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
-    """Work for one time slice. The chunk says that there is work; the ledger says which task comes
-    first."""
+    """Work for one time slice.
+
+    The message only says that there is work. The ledger decides which task comes first.
+    """
     from crawler.child import consumed_queues, this_child
 
     failpoint("delivered")
@@ -78,17 +83,12 @@ def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
 
 
 def fill_window() -> int:
-    """Publish the next chunks from a process that is no worker; returns how many tasks they
-    hold."""
-    from crawler.broker import RedisBroker
+    """Publish the next chunks from a process that is no worker; return their number of tasks."""
     from crawler.lpm import LocalPersistenceManager
-    from crawler.maintainer import BrokerDown, Maintainer
+    from crawler.maintainer import Maintainer
 
     with (
         closing(LocalPersistenceManager(settings.data_dir)) as lpm,
         closing(RedisBroker(broker_url)) as broker,
     ):
-        try:
-            return Maintainer(lpm, broker, settings).fill()
-        except BrokerDown as error:
-            raise ServiceError(str(error)) from error
+        return Maintainer(lpm, broker, settings).fill()

@@ -1,5 +1,4 @@
-"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and clocks that no step
-changes."""
+"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE. Clocks that never step."""
 
 import re
 import time as clocks
@@ -14,10 +13,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """The id of this boot of the kernel, the same in all its containers; empty where there is none.
+    """Return the id of this boot, the same in all containers; empty if the system has none.
 
-    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would
-    look like another boot.
+    Raises `OSError` if it cannot be read now, for example without free descriptors. An empty id
+    would look like another boot.
     """
     try:
         return _boot_id(path)
@@ -31,17 +30,19 @@ def _boot_id(path: Path) -> str:
 
 
 def uptime() -> float:
-    """Seconds of a clock that never steps; on Linux it also counts while the machine sleeps."""
+    """Return seconds of a clock that never steps. On Linux it also counts during sleep."""
     return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
 def zone(name: str | None) -> tzinfo | None:
-    """The zone of that name; None stands for the system's, with its summer time."""
-    return ZoneInfo(name) if name else None
+    """Return the zone of that name; None stands for the system's zone with its summer time."""
+    if not name:
+        return None
+    return ZoneInfo(name)
 
 
 def span(text: str) -> float | None:
-    """The seconds of a span such as 90s, 45m, 1h30m or 7d; None where it is none."""
+    """Return the seconds of a span such as 90s, 45m, 1h30m or 7d; None for any other text."""
     text = text.strip().lower()
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         return None
@@ -50,7 +51,7 @@ def span(text: str) -> float | None:
 
 
 def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
-    """A time of day (the next one), or a date with or without a time; None where it is neither."""
+    """Return the next such time of day, or a date with or without a time; None for other text."""
     text = text.strip()
     try:
         if not re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
@@ -66,8 +67,7 @@ def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
 
 
 def past(text: str, now: float, tz: tzinfo | None) -> float | None:
-    """A span back from now, the last such time of day, or a date with or without a time; None where
-    it is none."""
+    """Return a past time: a span ago, the last such time of day, or a date; None for other text."""
     seconds = span(text)
     if seconds is None:
         return moment(text, now - 86400, tz)
@@ -75,32 +75,38 @@ def past(text: str, now: float, tz: tzinfo | None) -> float | None:
 
 
 def _stamp(at: datetime, tz: tzinfo | None) -> float:
-    return (at if at.tzinfo else at.replace(tzinfo=tz)).timestamp()
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=tz)
+    return at.timestamp()
 
 
 def show(at: float, now: float, tz: tzinfo | None) -> str:
-    """A moment with its zone, and with its day where that is not today."""
-    there = datetime.fromtimestamp(at, tz).astimezone(tz)
-    here = datetime.fromtimestamp(now, tz).astimezone(tz)
-    day = "" if there.date() == here.date() else f"{there:%a %d %b} "
+    """Return a time with its zone, with its day unless that is today; seconds if it is near."""
+    shown = datetime.fromtimestamp(at, tz).astimezone(tz)
+    today = datetime.fromtimestamp(now, tz).astimezone(tz).date()
+    text = f"{shown:%H:%M %Z}"
     if abs(at - now) < 600:
-        return f"{day}{there:%H:%M:%S %Z}"
-    return f"{day}{there:%H:%M %Z}"
+        text = f"{shown:%H:%M:%S %Z}"
+    if shown.date() != today:
+        return f"{shown:%a %d %b} {text}"
+    return text
 
 
 def clock(at: float, tz: tzinfo | None) -> str:
-    """The time of day."""
+    """Return the time of day."""
     return f"{datetime.fromtimestamp(at, tz):%H:%M:%S}"
 
 
 def until(at: float, now: float, tz: tzinfo | None) -> str:
-    """A moment with its zone and the time that is left."""
-    left = f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
-    return f"{show(at, now, tz)}, {left}"
+    """Return a time with its zone, and how far away it is."""
+    distance = f"{duration(now - at)} ago"
+    if at > now:
+        distance = f"in {duration(at - now)}"
+    return f"{show(at, now, tz)}, {distance}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Return a duration in the unit that fits."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 8192
 MAX_HOST = 255
-"""Characters of a host; the time to read an international name grows with their square."""
+"""Characters of a host. Parsing an international name takes time in their square."""
 _AUTHORITY = re.compile(
     r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)",
     re.I,
@@ -42,7 +42,7 @@ _TRACKING = frozenset({
     "mc_eid", "twclid", "utm_source", "utm_medium", "utm_campaign", "utm_term", "utm_content",
     "utm_id", "utm_source_platform", "utm_creative_format", "utm_marketing_tactic",
 })  # fmt: skip
-"""Parameters that make no other page. A map's `utm_x` and `utm_zone` do, so each one is named."""
+"""Parameters that do not change the page. A map's `utm_x` does, so each one is named."""
 
 
 class Address(NamedTuple):
@@ -87,7 +87,9 @@ def normal(text: str) -> str:
     try:
         href = ada_url.normalize_url(text).partition("#")[0]
     except ValueError:
-        hint = "; does it lack http:// at the beginning?" if "://" not in text else ""
+        hint = ""
+        if "://" not in text:
+            hint = "; does it lack http:// at the beginning?"
         raise UrlError(f"not a URL: {without_credentials(text)[:200]!r}{hint}") from None
     scheme, _, rest = href.partition("://")
     if scheme not in ("http", "https"):
@@ -133,7 +135,8 @@ def without_secrets(value: Any) -> Any:
     """Return a JSON value without the user names and passwords of URLs in its texts."""
     match value:
         case str():
-            return _without_user_info(value) if _AT.search(value) else value
+            if _AT.search(value):
+                return _without_user_info(value)
         case list():
             return [without_secrets(item) for item in value]
         case dict():
@@ -142,7 +145,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _with_names_redacted(value: dict[str, Any]) -> dict[str, Any]:
-    """The names are texts too; two that become one are told apart by a number."""
+    """Redact names, too; two names that become equal get a number."""
     kept: dict[str, Any] = {}
     for name, item in value.items():
         shown = redacted = without_secrets(name)

@@ -299,7 +299,7 @@ class KeyHolder(NamedTuple):
     synced_at: float | None
 
 
-class Parcel(msgspec.Struct, frozen=True):
+class OutgoingResult(msgspec.Struct, frozen=True):
     """A result on its way to a Gateway."""
 
     task: int
@@ -391,16 +391,16 @@ class Outbox(Part):
             )
         )
 
-    def pages(self, limit: int, now: float, later: Collection[int] = ()) -> list[Parcel]:
+    def pages(self, limit: int, now: float, later: Collection[int] = ()) -> list[OutgoingResult]:
         """The results whose pages are to be sent next, oldest first, without those in `later`."""
         rows = self._db.all(
             f"""{_RESULT} WHERE {_DUE} AND o.raw_sent_at IS NULL AND o.task {_NOT_LATER}
                 ORDER BY o.created_at, o.task LIMIT ?3""",
             (now, as_json(list(later)), limit),
         )
-        return [_parcel(row) for row in rows]
+        return [_outgoing(row) for row in rows]
 
-    def parcels(self, limit: int, now: float, later: Collection[str] = ()) -> list[Parcel]:
+    def results(self, limit: int, now: float, later: Collection[str] = ()) -> list[OutgoingResult]:
         """The results to be sent next, once their pages were sent.
 
         Those of a request that was begun come first, except the requests in `later`.
@@ -416,7 +416,7 @@ class Outbox(Part):
             f"{_RESULT} WHERE {known} AND o.batch IS ?2 ORDER BY o.created_at, o.task LIMIT ?3",
             (now, begun, limit),
         )
-        return [_parcel(row) for row in rows]
+        return [_outgoing(row) for row in rows]
 
     def reports(self, limit: int, now: float, later: Collection[int] = ()) -> list[Report]:
         """The reports to be sent next, without those of the tasks in `later`."""
@@ -433,7 +433,7 @@ class Outbox(Part):
         return [Report(**dict(zip(Report.__struct_fields__, row, strict=True))) for row in rows]
 
     def begin_batches(
-        self, batches: Sequence[Sequence[Parcel]], keys: Mapping[int, str] | None = None
+        self, batches: Sequence[Sequence[OutgoingResult]], keys: Mapping[int, str] | None = None
     ) -> list[str]:
         """Fix which results go in one request, so that it can be repeated byte for byte.
 
@@ -444,15 +444,15 @@ class Outbox(Part):
         names = [secrets.token_hex(8) for _ in batches]
         with writing(db):
             for name, batch in zip(names, batches, strict=True):
-                for parcel in batch:
+                for result in batch:
                     db.execute(
                         "UPDATE outbox SET batch = ?, late = ? WHERE task = ?",
-                        (name, parcel.late, parcel.task),
+                        (name, result.late, result.task),
                     )
                     if keys:
                         db.execute(
                             "INSERT OR REPLACE INTO delivery_keys (key, task) VALUES (?, ?)",
-                            (keys[parcel.task], parcel.task),
+                            (keys[result.task], result.task),
                         )
         return names
 
@@ -490,13 +490,13 @@ class Outbox(Part):
                 (now, as_json(list(task_ids))),
             )
 
-    def note_replaced(self, parcels: Collection[Parcel], problem: str) -> None:
+    def note_replaced(self, results: Collection[OutgoingResult], problem: str) -> None:
         """Note that some of these may have replaced rows at the Gateway that are not ours."""
         with writing(self._durable):
-            for parcel in parcels:
+            for result in results:
                 self._durable.execute(
                     "UPDATE outbox SET replaced = 1, problem = ? WHERE task = ?",
-                    (problem, parcel.task),
+                    (problem, result.task),
                 )
 
     def reported(self, report: Report, now: float) -> None:
@@ -509,14 +509,14 @@ class Outbox(Part):
             )
 
     def refused(
-        self, item: Parcel | Report, code: int, problem: str, not_before: float | None
+        self, item: OutgoingResult | Report, code: int, problem: str, not_before: float | None
     ) -> None:
         """Note a refusal: it is sent again at that time, or (with None) kept as rejected."""
         state = "rejected" if not_before is None else "ready"
         values = (state, not_before or 0, code, problem, item.task)
         change = "state = ?, tries = tries + 1, not_before = ?, code = ?, problem = ?"
         with writing(self._durable):
-            if isinstance(item, Parcel):
+            if isinstance(item, OutgoingResult):
                 self._durable.execute(
                     f"UPDATE outbox SET {change}, batch = NULL WHERE task = ? AND state = 'ready'",
                     values,
@@ -638,14 +638,14 @@ class Outbox(Part):
         )
 
 
-def _parcel(row: tuple[Any, ...]) -> Parcel:
+def _outgoing(row: tuple[Any, ...]) -> OutgoingResult:
     task, own_id, task_id, late, *about = row[:13]
     segment, offset, length, *fields, site = row[13:]
     raw = Raw(segment=segment, offset=offset, length=length) if segment else None
     given = [None if value in (None, "") else str(value) for value in fields]
     key = _natural_key(given, url_key=about[6], site=site)
     values = (task, own_id, task_id, bool(late), *about, raw, key)
-    return Parcel(*values)
+    return OutgoingResult(*values)
 
 
 def _natural_key(fields: Sequence[str | None], url_key: bytes, site: str) -> NaturalKey:

@@ -32,7 +32,7 @@ from crawler.logs import printable
 from crawler.models import QUEUES
 from crawler.process import Mark, disk_full
 from crawler.redis_client import check_redis, connect
-from crawler.stack import SILENT, Stack, read_stack, redis_address
+from crawler.stack import SILENT_FACTOR, Stack, read_stack, redis_address
 from crawler.urls import without_credentials
 
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
@@ -258,7 +258,7 @@ def _redis_remedy(context: Context) -> str:
         return full
     if supervisor and supervisor.is_stopped():
         return f"the supervisor is stopped: {resume_command(supervisor.pid)}"
-    silent_s = SILENT * context.settings.stall_s
+    silent_s = SILENT_FACTOR * context.settings.stall_s
     return (
         f"wait: the supervisor restarts it after {silent_s:g} s of silence; "
         f"or {down_command()}, then {program()} up"

@@ -1,4 +1,4 @@
-"""Work for a Gateway, and a Gateway to work for."""
+"""The Gateway: the agent that works for one, and a reference Gateway (`reference/`)."""
 
 import re
 
@@ -7,10 +7,9 @@ from crawler.errors import ConfigError
 
 
 def token(settings: Settings) -> str:
-    """The Gateway's secret, from GATEWAY_TOKEN or else read anew from the file; raises
-    `ConfigError`, without it."""
+    """Return GATEWAY_TOKEN, or what GATEWAY_TOKEN_FILE holds now; raises `ConfigError`."""
     if settings.gateway_token is not None:
-        return _usable(settings.gateway_token, "GATEWAY_TOKEN")
+        return _checked(settings.gateway_token, "GATEWAY_TOKEN")
     path = settings.gateway_token_file
     if path is None:
         raise ConfigError(
@@ -20,10 +19,10 @@ def token(settings: Settings) -> str:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
         raise ConfigError(f"GATEWAY_TOKEN_FILE={path}: cannot be read ({error.strerror})") from None
-    return _usable(text.strip(), f"GATEWAY_TOKEN_FILE={path}")
+    return _checked(text.strip(), f"GATEWAY_TOKEN_FILE={path}")
 
 
-def _usable(secret: str, where: str) -> str:
+def _checked(secret: str, where: str) -> str:
     if not secret:
         raise ConfigError(f"{where}: holds no token")
     if not re.fullmatch(r"[!-~]{1,4096}", secret):

@@ -1,4 +1,7 @@
-"""The agent: runs collector, sync and heartbeat in one process, each on its own thread and event loop."""
+"""The agent: collector, sync and heartbeat in one process, each with a thread and an event loop.
+
+One agent at a time works for a store.
+"""
 
 import asyncio
 import contextlib
@@ -19,8 +22,8 @@ from crawler import sites
 from crawler.config import Settings
 from crawler.db.gateway import GATEWAY
 from crawler.errors import CrawlerError, StackIsUp, UsageError
-from crawler.gateway.client import GatewayClient, Trouble
-from crawler.gateway.collector import Collector, asked
+from crawler.gateway.client import Backoff, GatewayClient
+from crawler.gateway.collector import Collector, requested_platforms
 from crawler.gateway.sync import Sync
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.logs import printable
@@ -29,65 +32,141 @@ from crawler.models import Job
 
 log = logging.getLogger(__name__)
 
+RESTART_S = 5.0
+"""Pause before a failed service is started again."""
+STOP_LIMIT_S = 3.0
+DELIVERY_LIMIT_S = 7.0
+"""How long a stop waits for the delivery of what workers still finish."""
+HURRIED_LIMIT_S = 1.0
+"""The same after a second signal."""
 HEARTBEAT_S = 30.0
 MAX_SILENCE_S = 120.0
-"""No Gateway may ask for a longer silence: at 300 s it takes a worker for dead."""
+"""The longest pause between heartbeats. After 300 s a Gateway takes a worker for dead."""
+_STATES = ("pending", "processing", "completed", "failed")
+_STALE_NOTES = ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat")
+"""Notes about a Gateway that say nothing about another one."""
+
+
+class Service(Protocol):
+    """Something that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+class Services:
+    """Runs services on a thread and an event loop each, so that none delays another."""
+
+    def __init__(self, restart_s: float = RESTART_S) -> None:
+        """`restart_s` is the pause before a failed service is started again."""
+        self._restart_s = restart_s
+        self._threads: dict[str, threading.Thread] = {}
+        self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
+        self._stopped: set[str] = set()
+
+    def start(
+        self,
+        name: str,
+        client: Callable[[], GatewayClient],
+        make: Callable[[GatewayClient], Service],
+    ) -> None:
+        """Run a service, and start it again with a new client whenever it fails."""
+
+        def run() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self._keep_running(name, client, make))
+
+        self._threads[name] = threading.Thread(target=run, name=name, daemon=True)
+        self._threads[name].start()
+
+    async def _keep_running(
+        self,
+        name: str,
+        client: Callable[[], GatewayClient],
+        make: Callable[[GatewayClient], Service],
+    ) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._running[name] = (asyncio.get_running_loop(), task)
+        while name not in self._stopped:
+            try:
+                async with client() as connected:
+                    service = make(connected)
+                    with contextlib.closing(service):
+                        await service.run()
+            except Exception:  # a defect in one service must not end the others
+                log.exception("%s has failed and starts again in %g s", name, self._restart_s)
+                await asyncio.sleep(self._restart_s)
+
+    def stop(self, *names: str) -> None:
+        """Stop these services, or all. A request in progress can be sent again later."""
+        self._stopped |= set(names or self._threads)
+        for name in self._stopped & set(self._running):
+            loop, task = self._running.pop(name)
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+        for name in names or self._threads:
+            self._threads[name].join(STOP_LIMIT_S)
 
 
 class Heartbeat:
-    """Sent also while the queue is full, paused or draining."""
+    """Tells the Gateway the state of this worker every half minute, and obeys its commands.
+
+    It goes on while the queue is full, paused or draining.
+    """
 
     def __init__(
         self, settings: Settings, job: Job, client: GatewayClient, platforms: Sequence[str] = ()
     ) -> None:
         self._job, self._client, self._platforms = job, client, platforms
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self._trouble = Trouble(
-            "the heartbeat", note=lambda text: self._note(trouble_heartbeat=text)
-        )
-        self._note(trouble_heartbeat=None)
-        psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
+        self._backoff = Backoff("the heartbeat", note=self._note_trouble)
+        self._note_trouble(None)
+        psutil.cpu_percent()  # it measures since its last call, so the first value means nothing
+
+    def _note_trouble(self, text: str | None) -> None:
+        self._lpm.gateway.set_note("trouble_heartbeat", text)
 
     async def run(self) -> None:
-        """Beat for as long as this lasts."""
+        """Send heartbeats until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + HEARTBEAT_S
             try:
                 await self.beat()
             except CrawlerError as error:
-                wait_s = min(self._trouble.met(error), MAX_SILENCE_S)
+                wait_s = min(self._backoff.failed(error), MAX_SILENCE_S)
             else:
-                self._trouble.over()
+                self._backoff.succeeded()
                 wait_s = due - loop.time()
             await asyncio.sleep(wait_s)
 
     async def beat(self) -> None:
-        """Tell how things stand, and obey; under the same key until its commands were obeyed, so
-        that none is lost."""
+        """Send a heartbeat and obey the answer.
+
+        Its key stays the same until the commands are obeyed, so that none is lost.
+        """
         body, key = msgspec.json.encode(self.facts()), self._key()
         commands = await self._client.heartbeat(body, key)
         for command in commands:
             self.obey(command)
-        self._note(beat=None, heard=f"{self._lpm.now():.3f}")
+        self._lpm.gateway.set_note("beat", None)
+        self._lpm.gateway.set_note("heard", f"{self._lpm.now():.3f}")
 
     def _key(self) -> str:
         key = self._lpm.gateway.note("beat")
         if key is None:
             key = secrets.token_hex(16)
-            self._note(beat=key)
+            self._lpm.gateway.set_note("beat", key)
         return key
 
-    def _note(self, **notes: str | None) -> None:
-        for name, value in notes.items():
-            self._lpm.gateway.set_note(name, value)
-
     def facts(self) -> dict[str, Any]:
-        """The counts of the contract, of the Gateway's tasks."""
+        """Return the contract's counts of the Gateway's tasks."""
         states, ended = self._lpm.gateway.states(), self._lpm.gateway.ended(self._lpm.now() - 60)
-        queue = {
-            name: states.get(name, 0) for name in ("pending", "processing", "completed", "failed")
-        }
+        queue = {name: states.get(name, 0) for name in _STATES}
         return {
             "active_tasks": queue["processing"],
             "completed_last_minute": ended.pop("completed", 0),
@@ -99,16 +178,18 @@ class Heartbeat:
         }
 
     def obey(self, command: str) -> None:
-        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends
-        when all is done.
+        """Obey a command: `pause` holds its tasks, `drain` ends the agent when all is delivered.
 
-        What an operator has paused or cancelled is the operator's.
+        A job that an operator has paused or cancelled stays as it is.
         """
         if command not in ("pause", "resume", "drain"):
             log.warning("the Gateway says %r, which means nothing here", printable(command)[:100])
             return
         before = self._lpm.gateway.note("order")
-        self._lpm.gateway.set_note("order", None if command == "resume" else command)
+        order = None
+        if command != "resume":
+            order = command
+        self._lpm.gateway.set_note("order", order)
         hold = self._lpm.jobs.get(self._job.id).hold
         if command == "pause" and hold is None:
             self._lpm.jobs.hold(self._job, "paused", self._lpm.now())
@@ -117,91 +198,19 @@ class Heartbeat:
         log.warning("the Gateway says: %s", command)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._lpm.close()
-
-
-AGAIN_S = 5.0
-STOP_S = 3.0
-LINGER_S = 7.0
-"""How long a stop waits at most for what workers finish meanwhile to be delivered."""
-
-
-class Service(Protocol):
-    """Something that runs until it is cancelled."""
-
-    async def run(self) -> None:
-        """Run."""
-
-    def close(self) -> None:
-        """Let go of what it holds."""
-
-
-class Services:
-    """Threads with a loop each: what one of them waits for holds up no other."""
-
-    def __init__(self, again_s: float = AGAIN_S) -> None:
-        """`again_s` is how long one that has failed rests before it begins anew."""
-        self._again_s = again_s
-        self._threads: dict[str, threading.Thread] = {}
-        self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
-        self._stopped: set[str] = set()
-
-    def start(
-        self,
-        name: str,
-        client: Callable[[], GatewayClient],
-        make: Callable[[GatewayClient], Service],
-    ) -> None:
-        """Run a service, again and again whatever happens to it, each time with a client of its
-        own."""
-
-        def live() -> None:
-            with contextlib.suppress(asyncio.CancelledError):
-                asyncio.run(self._live(name, client, make))
-
-        self._threads[name] = threading.Thread(target=live, name=name, daemon=True)
-        self._threads[name].start()
-
-    async def _live(
-        self,
-        name: str,
-        client: Callable[[], GatewayClient],
-        make: Callable[[GatewayClient], Service],
-    ) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._running[name] = (asyncio.get_running_loop(), task)
-        while name not in self._stopped:
-            try:
-                async with client() as mine:
-                    service = make(mine)
-                    with contextlib.closing(service):
-                        await service.run()
-            except Exception:  # a defect must not end what else the agent does
-                log.exception("%s has failed, and begins anew in %g s", name, self._again_s)
-                await asyncio.sleep(self._again_s)
-
-    def stop(self, *names: str) -> None:
-        """End these, or all; whatever is on its way can be sent again."""
-        self._stopped |= set(names or self._threads)
-        for name in self._stopped & set(self._running):
-            loop, task = self._running.pop(name)
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                loop.call_soon_threadsafe(task.cancel)
-        for name in names or self._threads:
-            self._threads[name].join(STOP_S)
 
 
 @contextlib.contextmanager
 def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
-    """Nobody else speaks to the Gateway for this store meanwhile."""
+    """Hold the lock by which only one process works with the Gateway for this store."""
     lpm.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = open_lock(lpm.run / "agent.lock")
     try:
         if not try_lock(lock):
             raise StackIsUp(
-                f"something speaks to the Gateway already for the store in {lpm.folder}"
+                f"another process already works with the Gateway for the store in {lpm.folder}"
             )
         yield
     finally:
@@ -209,36 +218,40 @@ def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
 
 
 def is_busy(lpm: LocalPersistenceManager) -> bool:
-    """Whether something speaks to the Gateway for this store now."""
+    """Whether a process works with the Gateway for this store now."""
     return is_locked(lpm.run / "agent.lock")
 
 
 def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:
-    """The name of this worker for its Gateway, and only for that one: what one gave is never told
-    to another."""
+    """Bind the store to the Gateway of GATEWAY_URL; return this worker's id there.
+
+    Tasks of one Gateway are never reported to another. `moved` says that it is the same Gateway
+    at a new address.
+    """
     url = (settings.gateway_url or "").rstrip("/")
     known = lpm.gateway.note("url")
     if known not in (None, url) and not moved and (count := lpm.gateway.count_of_gateway()):
         raise UsageError(
-            f"this store has {count:,} tasks or results of the Gateway at {known}, but GATEWAY_URL is {url}; "
-            "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
+            f"this store has {count:,} tasks or results of the Gateway at {known}, "
+            f"but GATEWAY_URL is {url}; if that is the same Gateway at a new address, "
+            "add --moved; else use another --data-dir"
         )
     if known != url:
-        for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
+        for note in _STALE_NOTES:
             lpm.gateway.set_note(note, None)
         lpm.gateway.set_note("url", url)
         if not moved:
             lpm.outbox.forget_keys()
-    name = lpm.gateway.note("worker_id")
-    if name is None:
+    worker_id = lpm.gateway.note("worker_id")
+    if worker_id is None:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
-        name = f"{host}-{lpm.store.id[:8]}"
-        lpm.gateway.set_note("worker_id", name)
-    return name
+        worker_id = f"{host}-{lpm.store.id[:8]}"
+        lpm.gateway.set_note("worker_id", worker_id)
+    return worker_id
 
 
 def open_job(lpm: LocalPersistenceManager) -> Job:
-    """The job that the Gateway's tasks make up; it is open for as long as an agent runs."""
+    """Return the job of the Gateway's tasks; it stays open while an agent runs."""
     return lpm.imports.open_job(
         key=GATEWAY,
         name=GATEWAY,
@@ -247,7 +260,7 @@ def open_job(lpm: LocalPersistenceManager) -> Job:
         source_file=None,
         batch_size=100,
         now=lpm.now(),
-        watched=True,  # nobody reports its end: it is the same job at every start
+        watched=True,  # its end is never reported: every start opens the same job
     )
 
 
@@ -258,20 +271,19 @@ def run(
     stopping: threading.Event,
     ending: threading.Event | None = None,
 ) -> bool:
-    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then
-    true.
+    """Work for the Gateway until `stopping` is set; True if the Gateway said `drain` and has all.
 
-    Told to stop, nothing more is asked for, and what workers still finish is delivered, until
-    `ending` is set too.
+    After `stopping`, no more tasks are asked for, and results of running tasks are still delivered
+    for a while. `ending` shortens that.
     """
     lpm = LocalPersistenceManager(settings.data_dir)
-    GatewayClient(settings, "check")  # before anything is written
+    GatewayClient(settings, "check")  # fail before anything is written
     with lpm, only_one(lpm):
         worker_id, described = bind(lpm, settings), sites.load(settings.config_dir, settings.rate)
-        platforms = asked(settings, platforms, described)
+        platforms = requested_platforms(settings, platforms, described)
         job, asking = open_job(lpm), threading.Event()
         if lpm.gateway.note("order") == "pause":
-            lpm.jobs.hold(job, "paused", lpm.now())  # the Gateway has not said otherwise since
+            lpm.jobs.hold(job, "paused", lpm.now())  # the Gateway has not resumed it since
 
         def client() -> GatewayClient:
             return GatewayClient(settings, worker_id)
@@ -291,34 +303,33 @@ def run(
         )
         try:
             while not stopping.wait(0.5):
-                if not asking.is_set() and _drained(lpm):
+                if not asking.is_set() and _is_drained(lpm):
                     return True
             services.stop("collector", "heartbeat")
-            _linger(lpm, ending or threading.Event())
+            _deliver_rest(lpm, ending or threading.Event())
         finally:
             services.stop()
             lpm.imports.close(job, lpm.now())  # from now on it ends with its last task
         return False
 
 
-def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
-    """Wait while there is something to deliver, and a Gateway that takes it."""
-    end = time.monotonic() + LINGER_S
+def _deliver_rest(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
+    """Wait while there is something to deliver and the Gateway accepts it."""
+    end = time.monotonic() + DELIVERY_LIMIT_S
     while time.monotonic() < end:
-        busy = lpm.outbox.unsent() or (
-            not ending.is_set() and lpm.gateway.states().get("processing")
-        )
-        if not busy or lpm.gateway.note("trouble_sync"):
+        is_working = not ending.is_set() and lpm.gateway.states().get("processing")
+        if not is_working and not lpm.outbox.unsent():
+            return
+        if lpm.gateway.note("trouble_sync"):
             return
         if ending.is_set():
-            end = min(end, time.monotonic() + 1.0)
-            ending.clear()  # once is enough: the time is running
+            end = min(end, time.monotonic() + HURRIED_LIMIT_S)
+            ending.clear()  # the limit must not move with every look
         time.sleep(0.1)
 
 
-def _drained(lpm: LocalPersistenceManager) -> bool:
-    """Whether the Gateway wanted no more of this worker, and all that it had is done and
-    delivered."""
+def _is_drained(lpm: LocalPersistenceManager) -> bool:
+    """Whether the Gateway said `drain`, and all its tasks are done and delivered."""
     if lpm.gateway.note("order") != "drain" or lpm.gateway.open_count() or lpm.outbox.unsent():
         return False
     lpm.gateway.set_note("order", None)

@@ -1,5 +1,4 @@
-"""The collector: asks the Gateway for as much work as there is room for, and keeps it before
-anything else happens."""
+"""The collector: asks the Gateway for tasks while there is room, and stores them at once."""
 
 import asyncio
 import logging
@@ -20,7 +19,7 @@ from crawler.bulk import Secrets
 from crawler.config import Settings, failpoint
 from crawler.db.gateway import Assignment
 from crawler.errors import CrawlerError, UrlError, UsageError
-from crawler.gateway.client import MAX_WAIT_S, GatewayClient, Trouble
+from crawler.gateway.client import MAX_WAIT_S, Backoff, GatewayClient, Work
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import NO_DEADLINE, Job
@@ -28,62 +27,61 @@ from crawler.sites import Sites, expand
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 100
-"""What one question may ask for."""
-MAX_QUERY = 4000
-"""Characters of the platforms in a question: proxies refuse a request line of more than 8 KB."""
-LOOK_S = 0.2
-"""How often a full queue is looked at, and at least between two questions."""
+MAX_TASKS_PER_REQUEST = 100
+MAX_PLATFORMS_LENGTH = 4000
+"""Characters of the platforms in a request. Proxies refuse a request line of more than 8 KB."""
+POLL_S = 0.2
+"""How often a full queue is checked, and the shortest pause between two requests."""
 IDLE_S = 5.0
-"""When to ask again where there was no work, and no word about that."""
-SESSIONS_S = 5.0
-"""Workers look that often whether a job's secrets have changed."""
-LAST_WORDS_S = 2.5
-"""How long a stop waits for the answer to a question: the tasks in it are ours, and nobody
-else's."""
-MAX_ID, MAX_TASK = 500, 64_000
-_TEXTS = ("parcel_id", "state", "county")
-_MOMENTS = ("deadline", "expires_at", "lease_until")
-"""Fields of a task with a time after which nobody wants it any more; `lease_s` says it in seconds
-from now."""
+"""Pause after an answer without tasks and without `Retry-After`."""
+SECRETS_DELAY_S = 5.0
+"""Workers check this often whether the secrets of a job have changed."""
+STOP_LIMIT_S = 2.5
+"""How long a stop waits for an answer. No other worker gets the tasks in it."""
+MAX_ID_LENGTH, MAX_TASK_LENGTH = 500, 64_000
+DEFAULT_PRIORITY, MIN_PRIORITY, MAX_PRIORITY = 3, 1, 4
+_TEXT_FIELDS = ("parcel_id", "state", "county")
+_DEADLINE_FIELDS = ("deadline", "expires_at", "lease_until")
+"""Fields of a task with its deadline; `lease_s` gives it in seconds from now."""
 
 
-class Unnamed(msgspec.Struct, frozen=True):
-    """What was handed out without an id by which its end could be reported."""
+class TaskWithoutId(msgspec.Struct, frozen=True):
+    """A task whose end cannot be reported, because it has no usable id."""
 
     reason: str
     text: str
 
 
-class _Malformed(Exception):
+class _BadTask(Exception):
     """Why a task cannot be worked on."""
 
 
-def read(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignment | Unnamed:
-    """A task as the Gateway hands it out; what cannot be worked on has the reason in it."""
+def parse_task(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignment | TaskWithoutId:
+    """Return a task of the Gateway; one that cannot be worked on has the reason in `refusal`."""
     text = msgspec.json.encode(item).decode()
     if not isinstance(item, dict):
-        return _unnamed("it is no object", text)
+        return _without_id("it is not an object", text)
     task_id = item.get("task_id")
     if isinstance(task_id, int) and not isinstance(task_id, bool):
         task_id = str(task_id)
-    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID or "\0" in task_id:
-        return _unnamed(f"its task_id is not a text of 1 to {MAX_ID} characters", text)
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_LENGTH or "\0" in task_id:
+        return _without_id(f"its task_id is not a text of 1 to {MAX_ID_LENGTH} characters", text)
+    if len(text) > MAX_TASK_LENGTH:
+        reason = f"the task has {len(text):,} characters, more than {MAX_TASK_LENGTH:,}"
+        return _refused(task_id, {"task_id": task_id}, reason)
     try:
-        if len(text) > MAX_TASK:
-            raise _Malformed(f"the task has {len(text):,} characters, more than {MAX_TASK:,}")  # noqa: TRY301
         return _assignment(task_id, item, sites, secrets, now)
-    except (_Malformed, UrlError) as error:
-        kept = item if len(text) <= MAX_TASK else {"task_id": task_id}
-        return Assignment(external_id=task_id, input=_input(kept, {}, ""), refusal=_shown(error))
+    except (_BadTask, UrlError) as error:
+        return _refused(task_id, item, str(error))
 
 
-def _shown(error: Exception) -> str:
-    return printable(str(urls.without_secrets(str(error))))[:500]
+def _refused(task_id: str, item: dict[str, Any], reason: str) -> Assignment:
+    refusal = printable(str(urls.without_secrets(reason)))[:500]
+    return Assignment(external_id=task_id, input=_input(item, {}, ""), refusal=refusal)
 
 
-def _unnamed(reason: str, text: str) -> Unnamed:
-    return Unnamed(reason, urls.without_credentials(str(urls.without_secrets(text)))[:1000])
+def _without_id(reason: str, text: str) -> TaskWithoutId:
+    return TaskWithoutId(reason, urls.without_credentials(str(urls.without_secrets(text)))[:1000])
 
 
 def _assignment(
@@ -91,19 +89,20 @@ def _assignment(
 ) -> Assignment:
     platform, target = item.get("platform"), item.get("target")
     if platform is not None and not isinstance(platform, str):
-        raise _Malformed("the platform is not text")
+        raise _BadTask("the platform is not text")
+    if "target" not in item:
+        raise _BadTask("there is no target")
     if not isinstance(target, dict):
-        raise _Malformed(
-            "the target is not an object" if "target" in item else "there is no target"
-        )
-    texts = {name: _text(name, target.get(name)) for name in _TEXTS}
+        raise _BadTask("the target is not an object")
+    texts = {name: _text(name, target.get(name)) for name in _TEXT_FIELDS}
     url = target.get("url")
     if url is not None and not isinstance(url, str):
-        raise _Malformed("the url is not text")
-    url = url if url and url.strip() else _made_url(platform, target, sites)
+        raise _BadTask("the url is not text")
+    if not url or not url.strip():
+        url = _url_from_template(platform, target, sites)
     address = urls.parse(url)
     if not secrets.take(urls.credentials(url)):
-        raise _Malformed("another task names another user or password for the same server")
+        raise _BadTask("another task names another user or password for the same server")
     return Assignment(
         external_id=task_id,
         address=address,
@@ -116,16 +115,15 @@ def _assignment(
 
 
 def _input(item: dict[str, Any], texts: dict[str, str], url: str) -> dict[str, Any]:
-    """What is kept of a task: the Gateway's fields of its result, and all of it as it came but for
-    secrets."""
+    """Return what is stored of a task: fields for its result, and all of it without secrets."""
     target = item.get("target")
     if isinstance(target, dict) and isinstance(target.get("url"), str):
         item = item | {"target": target | {"url": url or urls.without_credentials(target["url"])}}
     fields = {name: texts.get(name) or None for name in ("state", "county")}
-    kept: dict[str, Any] = urls.without_secrets(
+    stored: dict[str, Any] = urls.without_secrets(
         {"platform": item.get("platform"), **fields, "task": item}
     )
-    return kept
+    return stored
 
 
 def _text(name: str, value: Any) -> str:
@@ -135,92 +133,92 @@ def _text(name: str, value: Any) -> str:
         case str():
             return str(urls.without_secrets(value.strip()))
         case bool() | list() | dict():
-            raise _Malformed(f"the {name} is not text")
+            raise _BadTask(f"the {name} is not text")
         case _:
             return str(value)
 
 
-def _made_url(platform: str | None, target: dict[str, Any], sites: Sites) -> str:
-    site = sites.named(platform) if platform else None
+def _url_from_template(platform: str | None, target: dict[str, Any], sites: Sites) -> str:
+    if not platform:
+        raise _BadTask("the target has no url, and no platform is named")
+    site = sites.named(platform)
     if site is None or site.url_template is None:
-        which = (
-            f"the platform {platform[:60]!r} has no url_template here"
-            if platform
-            else "no platform is named"
-        )
-        raise _Malformed(f"the target has no url, and {which}")
+        which = f"the platform {platform[:60]!r} has no url_template here"
+        raise _BadTask(f"the target has no url, and {which}")
     fields = {name.strip().lower(): value for name, value in target.items()}
+
+    def value(name: str) -> str | None:
+        if name not in fields:
+            return None
+        return _text(name, fields[name])
+
     try:
-        return expand(
-            site.url_template, lambda name: _text(name, fields[name]) if name in fields else None
-        )
+        return expand(site.url_template, value)
     except ValueError as error:
-        raise _Malformed(str(error)) from None
+        raise _BadTask(str(error)) from None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number; in Python a bool is an int, too."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _priority(value: Any) -> int:
-    """1 to 4; what is beyond them is the nearest of them, and nothing said is 3."""
+    """Return the priority, moved into the range that there is."""
     if value is None:
-        return 3
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value != int(value)
-    ):
-        raise _Malformed("the priority is not a whole number")
-    return min(4, max(1, int(value)))
+        return DEFAULT_PRIORITY
+    if not _is_number(value) or value != int(value):
+        raise _BadTask("the priority is not a whole number")
+    return min(MAX_PRIORITY, max(MIN_PRIORITY, int(value)))
 
 
 def _deadline(item: dict[str, Any], now: float) -> float:
-    """The first of the times after which the Gateway does not count on this task; one that is none
-    is not obeyed."""
-    found = [moment for name in _MOMENTS if (moment := _moment(item.get(name))) is not None]
-    lease_s = item.get("lease_s")
-    if (
-        isinstance(lease_s, int | float)
-        and not isinstance(lease_s, bool)
-        and 0 <= lease_s < NO_DEADLINE / 2
-    ):
+    """Return the earliest deadline of a task; fields that are no time are ignored."""
+    found = [_timestamp(item.get(name)) for name in _DEADLINE_FIELDS]
+    lease_s: Any = item.get("lease_s")
+    if _is_number(lease_s) and 0 <= lease_s < NO_DEADLINE / 2:
         found.append(now + lease_s)
-    return min(found, default=NO_DEADLINE)
+    return min((at for at in found if at is not None), default=NO_DEADLINE)
 
 
-def _moment(value: Any) -> float | None:
+def _timestamp(value: Any) -> float | None:
     if isinstance(value, str):
         try:
             at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value.strip()))
-            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+            if at.tzinfo is None:
+                at = at.replace(tzinfo=UTC)
+            return at.timestamp()
         except (ValueError, OverflowError):
             return None
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value < NO_DEADLINE / 2
-    ):
+    if _is_number(value) and 0 <= value < NO_DEADLINE / 2:
         return float(value)
     return None
 
 
-def named(platforms: Sequence[str], count: int) -> list[str]:
-    """The platforms in turn, up to so many names: Gateways hand out one task of each priority per
-    name."""
+def repeat_platforms(platforms: Sequence[str], count: int) -> list[str]:
+    """Return the platforms, repeated in turn up to `count` names and MAX_PLATFORMS_LENGTH.
+
+    Gateways give one task of each priority per name.
+    """
     if not platforms:
         return []
     size = sum(len(quote(name, safe="")) + len("&platforms=") for name in platforms)
-    turns = max(1, min(-(-count // len(platforms)), MAX_QUERY // size))
+    turns = max(1, min(-(-count // len(platforms)), MAX_PLATFORMS_LENGTH // size))
     return [*platforms, *(list(platforms) * (turns - 1))[: max(0, count - len(platforms))]]
 
 
-def asked(settings: Settings, platforms: Sequence[str], sites: Sites) -> Sequence[str]:
-    """The platforms to ask for: those that were named, or where a Gateway insists on some those of
-    the site files."""
+def requested_platforms(
+    settings: Settings, platforms: Sequence[str], sites: Sites
+) -> Sequence[str]:
+    """Return the platforms to ask for: the given ones, or for the dialect `typed` all sites."""
     if platforms or settings.gateway_dialect == "plain":
         return platforms
     if not sites.names:
         raise UsageError(
-            "CRAWLER_GATEWAY_DIALECT=typed: such a Gateway hands out nothing unless platforms are named; "
-            "name them with --platform, or describe them in config/sites/"
+            "CRAWLER_GATEWAY_DIALECT=typed: such a Gateway hands out nothing unless platforms are "
+            "named; name them with --platform, or describe them in config/sites/"
         )
     return list(sites.names)
 
@@ -239,93 +237,99 @@ class Collector:
         capacity: int = 200,
         asking: threading.Event | None = None,
     ) -> None:
-        """`asking` is set while a question is on its way."""
+        """`asking` is set during a request."""
         self._settings, self._job, self._sites, self._client = settings, job, sites, client
-        self._platforms, self._capacity = asked(settings, platforms, sites), capacity
+        self._platforms = requested_platforms(settings, platforms, sites)
+        self._capacity = capacity
         self._due: dict[str | None, float] = dict.fromkeys(client.kinds, 0.0)
-        """When each type of tasks may be asked for again."""
+        """When to ask again for each task type."""
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._secrets = Secrets(self._lpm.folder / "sessions", job.name)
-        self._trouble = Trouble("the collector", note=self._note)
-        self._note(None)
+        self._backoff = Backoff("the collector", note=self._note_trouble)
+        self._note_trouble(None)
         self.asking = asking or threading.Event()
-        self._no_room = False
+        self._disk_is_low = False
 
-    def _note(self, trouble: str | None) -> None:
+    def _note_trouble(self, trouble: str | None) -> None:
         self._lpm.gateway.set_note("trouble_collector", trouble)
 
     async def run(self) -> None:
-        """Collect for as long as this lasts; whatever goes wrong is said, and waited for."""
+        """Collect tasks until cancelled; after an error wait and go on."""
         loop = asyncio.get_running_loop()
         while True:
             kind = min(self._due, key=lambda name: self._due[name])
+            wait_s = POLL_S
             try:
-                free = self.free()
-                wait_s = await self._answered(free, kind) if free > 0 else LOOK_S
-                if free > 0:
-                    self._trouble.over()
-                    wait_s = min(wait_s, MAX_WAIT_S) * (1 + 0.1 * random.random())
-                    self._due[kind] = loop.time() + wait_s
+                if free := self.free():
+                    asked_s = await self._ask_and_store(free, kind)
+                    self._backoff.succeeded()
+                    self._due[kind] = loop.time() + _with_jitter(asked_s)
                     wait_s = max(0.0, min(self._due.values()) - loop.time())
             except CrawlerError as error:
-                wait_s = min(self._trouble.met(error), MAX_WAIT_S) * (1 + 0.1 * random.random())
+                wait_s = _with_jitter(self._backoff.failed(error))
             await asyncio.sleep(wait_s)
 
-    async def _answered(self, free: int, kind: str | None) -> float:
-        """Ask, and see the answer stored even if this is to end meanwhile."""
+    async def _ask_and_store(self, free: int, kind: str | None) -> float:
+        """Ask for tasks. Even if this is cancelled meanwhile, the answer is stored."""
         self.asking.set()
-        asking = asyncio.ensure_future(self.ask(free, kind))
+        request = asyncio.ensure_future(self.ask(free, kind))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(request)
         except asyncio.CancelledError:
-            await asyncio.wait([asking], timeout=LAST_WORDS_S)
+            await asyncio.wait([request], timeout=STOP_LIMIT_S)
             raise
         finally:
-            if asking.done() and not asking.cancelled():
-                asking.exception()
+            if request.done() and not request.cancelled():
+                request.exception()  # mark it as seen, or asyncio logs it
             self.asking.clear()
 
     def free(self) -> int:
-        """How many tasks there is room for now; a few are not worth a question, unless hardly any
-        is here."""
+        """Return how many tasks to ask for now; 0 if they are too few for a request."""
         if self._lpm.jobs.get(self._job.id).hold or self._lpm.gateway.note("order"):
             return 0
-        free = self._capacity - self._lpm.gateway.open_count()
         trouble = low_on_disk(self._lpm.folder, self._settings.min_free)
-        if trouble and not self._no_room:
+        if trouble and not self._disk_is_low:
             log.warning("no work is asked for: %s", trouble)
-        self._no_room = trouble is not None
-        return free if not trouble and free >= min(MOST_AT_ONCE, max(1, self._capacity // 4)) else 0
+        self._disk_is_low = trouble is not None
+        free = self._capacity - self._lpm.gateway.open_count()
+        if trouble or free < min(MAX_TASKS_PER_REQUEST, max(1, self._capacity // 4)):
+            return 0
+        return free
 
     async def ask(self, free: int, kind: str | None = None) -> float:
-        """Ask once, for tasks of a type, and keep what is handed out; returns when to ask again."""
+        """Ask once for tasks of a type and store them; return how long to wait."""
         key = self._lpm.gateway.poll_key(kind)
-        now, count = self._lpm.now(), min(MOST_AT_ONCE, free)
-        work = await self._client.work(count, named(self._platforms, count), key, kind)
+        now, count = self._lpm.now(), min(MAX_TASKS_PER_REQUEST, free)
+        platforms = repeat_platforms(self._platforms, count)
+        work = await self._client.work(count, platforms, key, kind)
         failpoint("handed-out")
-        # The answer goes by the path that the task came by, whatever the task says of its type.
-        items = [
-            item | {"type": kind} if kind and isinstance(item, dict) else item
-            for item in work.tasks
-        ]
-        tasks = [read(item, self._sites, self._secrets, now) for item in items]
-        if self._secrets.unsaved:  # a worker that has not seen them yet would be sent away
-            later = now + SESSIONS_S
-            tasks = [
-                replace(task, not_before=later) if isinstance(task, Assignment) else task
-                for task in tasks
-            ]
-        unnamed = [task for task in tasks if isinstance(task, Unnamed)]
-        for task in unnamed:
-            log.error(
-                "the Gateway handed out what cannot be answered: %s: %s",
-                task.reason,
-                task.text[:200],
-            )
+        accepted = self._store(work, kind, now)
+        if not accepted and not work.wait_s:
+            return IDLE_S
+        return max(POLL_S, work.wait_s)
+
+    def _store(self, work: Work, kind: str | None, now: float) -> int:
+        """Store the tasks of an answer; return how many were accepted."""
+        assignments: list[Assignment] = []
+        without_id: list[TaskWithoutId] = []
+        for item in work.tasks:
+            task = parse_task(_with_type(item, kind), self._sites, self._secrets, now)
+            if isinstance(task, TaskWithoutId):
+                without_id.append(task)
+                log.error(
+                    "the Gateway handed out what cannot be answered: %s: %s",
+                    task.reason,
+                    task.text[:200],
+                )
+            else:
+                assignments.append(task)
+        if self._secrets.unsaved:  # a worker without the secrets would be refused by the server
+            later = now + SECRETS_DELAY_S
+            assignments = [replace(task, not_before=later) for task in assignments]
         done = self._lpm.gateway.assign(
             self._job,
-            [task for task in tasks if isinstance(task, Assignment)],
-            [(task.reason, task.text) for task in unnamed],
+            assignments,
+            [(task.reason, task.text) for task in without_id],
             self._lpm.now(),
             kind,
         )
@@ -335,10 +339,21 @@ class Collector:
             log.warning(
                 "%d of %d tasks cannot be worked on; the Gateway is told why",
                 done.refused,
-                len(tasks),
+                len(work.tasks),
             )
-        return max(LOOK_S, work.wait_s) if work.wait_s or done.accepted else IDLE_S
+        return done.accepted
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._lpm.close()
+
+
+def _with_type(item: Any, kind: str | None) -> Any:
+    """Return a task with the type it was asked for: its result goes to the path of that type."""
+    if not kind or not isinstance(item, dict):
+        return item
+    return item | {"type": kind}
+
+
+def _with_jitter(wait_s: float) -> float:
+    return min(wait_s, MAX_WAIT_S) * (1 + 0.1 * random.random())

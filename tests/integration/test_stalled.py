@@ -88,9 +88,9 @@ def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) ->
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    [wait, *_] = look.of(None, lpm.counts.progress(None), 20.0)
-    [at_once, *_] = look.of(None, lpm.counts.progress(None))
-    said = look.line(wait)
+    [wait, *_] = look.find(None, lpm.counts.progress(None), 20.0)
+    [at_once, *_] = look.find(None, lpm.counts.progress(None))
+    said = look.describe(wait)
     owner.close()
     lpm.close()
 
@@ -176,10 +176,10 @@ def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     owner.trouble("no file can be opened")
     assert standstill.reason(books) == "no file can be opened"
-    assert [wait.what for wait in look.of(None, books)][:1] == ["no file can be opened"]
+    assert [wait.what for wait in look.find(None, books)][:1] == ["no file can be opened"]
     owner.close()
     assert standstill.reason(books) == ""
-    assert "no worker runs" in look.of(None, books, 5.0)[0].what
+    assert "no worker runs" in look.find(None, books, 5.0)[0].what
     lpm.close()
 
 
@@ -253,7 +253,7 @@ def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceMan
 def first_line(settings: Settings, lpm: LocalPersistenceManager) -> str:
     """The weightiest reason after 20 s in which nothing ended."""
     look = WaitFinder(settings, lpm)
-    return look.line(look.of(None, lpm.counts.progress(None), 20.0)[0])
+    return look.describe(look.find(None, lpm.counts.progress(None), 20.0)[0])
 
 
 def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis_url: str) -> None:

@@ -51,7 +51,7 @@ def stopped(*argv: str, ready: bool = False) -> Iterator[int]:
 
 def waits(lpm: LocalPersistenceManager, settings: Settings) -> list[Wait]:
     """What keeps all from going on."""
-    return WaitFinder(settings, lpm).of(None, lpm.counts.totals(), 20.0)
+    return WaitFinder(settings, lpm).find(None, lpm.counts.totals(), 20.0)
 
 
 def test_a_worker_whose_parent_was_stopped_is_woken_by_the_command(tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ class Looked(WaitFinder):
         self.found = list(found)
         self.asked = 0
 
-    def of(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
+    def find(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
         self.asked += 1
         return self.found
 
-    def plain(self, job: Job | None) -> list[Wait]:
+    def find_quickly(self, job: Job | None) -> list[Wait]:
         return []
 
-    def line(self, wait: Wait) -> str:
+    def describe(self, wait: Wait) -> str:
         return wait.what
 
 
@@ -173,8 +173,8 @@ def test_hints_of_status_name_a_file_that_is_there(folder: Folder, redis_url: st
     folder.crawler("bulk", "import", str(file))
     with contextlib.closing(folder.lpm()) as lpm:
         waits_ = WaitFinder(Settings(data_dir=folder.data, redis_url=redis_url), lpm)
-        command, effect = waits_._again(None, "a.example", "--rate 10/s", "goes faster")
-        other, _ = waits_._again(None, "b.example", "--rate 10/s", "goes faster")
+        command, effect = waits_._continue_command(None, "a.example", "--rate 10/s", "goes faster")
+        other, _ = waits_._continue_command(None, "b.example", "--rate 10/s", "goes faster")
 
     words = shlex.split(command)
     assert words[-3:] == [str(file.absolute()), "--rate", "10/s"]

@@ -311,8 +311,8 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     limiter.report([Report(domain="a.example", rule=Rule(), slots=0, block="captcha")] * 2)
     look = WaitFinder(settings, free)
 
-    found = {each.name: look.of(each, free.counts.progress(each)) for each in (shut, job)}
-    [of_all] = look.of(None, free.counts.progress(None))
+    found = {each.name: look.find(each, free.counts.progress(each)) for each in (shut, job)}
+    [of_all] = look.find(None, free.counts.progress(None))
     facts = gather(settings, sizes=False)
     limiter.close()
     owner.close()
@@ -367,7 +367,7 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
         limiter.report([Report(domain="a.example", rule=rule, slots=0, **report)])
     limiter.ask([Ask(domain="a.example", rule=rule)])
 
-    [wait] = WaitFinder(settings, lpm).of(job, lpm.counts.progress(job))
+    [wait] = WaitFinder(settings, lpm).find(job, lpm.counts.progress(job))
     limiter.close()
     owner.close()
     lpm.close()
@@ -386,9 +386,9 @@ def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> No
     lpm.tasks.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
     look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    before = look.of(job, lpm.counts.progress(job))
+    before = look.find(job, lpm.counts.progress(job))
     lpm.tasks.follow_clock(time.time(), times.uptime(), times.boot_id())
-    after = look.of(job, lpm.counts.progress(job))
+    after = look.find(job, lpm.counts.progress(job))
     owner.close()
     lpm.close()
 
@@ -494,8 +494,8 @@ def test_the_page_that_is_waited_for_and_its_domain_are_of_one_page(tmp_path: Pa
             owner.note_request(slot, time.monotonic() + 500)
     look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    found = look.of(job, lpm.counts.progress(job), 20.0)
-    [at_server] = look.of_page(job, claimed["http://slow.example/1"].id)
+    found = look.find(job, lpm.counts.progress(job), 20.0)
+    [at_server] = look.find_for_page(job, claimed["http://slow.example/1"].id)
     owner.close()
     lpm.close()
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from crawler.celery_app import Queued
 from crawler.db.tasks import Chunk
-from crawler.maintainer import Queued
 from crawler.models import Books, Job
 
 

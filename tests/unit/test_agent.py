@@ -15,8 +15,8 @@ from crawler.config import Settings, load
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
 from crawler.gateway.agent import Heartbeat
-from crawler.gateway.client import LONGEST_S, GatewayClient, Trouble
-from crawler.gateway.collector import SESSIONS_S, Collector
+from crawler.gateway.client import MAX_BACKOFF_S, Backoff, GatewayClient
+from crawler.gateway.collector import SECRETS_DELAY_S, Collector
 from crawler.lpm import LocalPersistenceManager
 from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import ScriptedGateway
@@ -152,7 +152,7 @@ def test_only_one_agent_speaks_for_a_store(
 ) -> None:
     """A second one is refused, in words."""
     assert lpm.store.durable
-    with agent.only_one(lpm), pytest.raises(StackIsUp, match="speaks to the Gateway already"):
+    with agent.only_one(lpm), pytest.raises(StackIsUp, match="already works with the Gateway"):
         agent.run(settings(lpm, gateway), (), 10, threading.Event())
 
 
@@ -243,15 +243,15 @@ def test_trouble_is_said_once_and_waited_for_longer_and_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Up to half a minute, or as long as the Gateway asks; then its return is said once."""
-    trouble = Trouble("sync", jitter=lambda: 1.0)
+    backoff = Backoff("sync", jitter=lambda: 1.0)
 
-    waits = [trouble.met(GatewayError("no answer")) for _ in range(9)]
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, LONGEST_S]
-    assert trouble.met(GatewayError("busy", 120.0)) == 120
-    assert trouble.met(StoreError("disk full")) == LONGEST_S
-    trouble.over()
-    trouble.over()
-    assert trouble.met(GatewayDenied("who are you?")) == 0.5
+    waits = [backoff.failed(GatewayError("no answer")) for _ in range(9)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, MAX_BACKOFF_S]
+    assert backoff.failed(GatewayError("busy", 120.0)) == 120
+    assert backoff.failed(StoreError("disk full")) == MAX_BACKOFF_S
+    backoff.succeeded()
+    backoff.succeeded()
+    assert backoff.failed(GatewayDenied("who are you?")) == 0.5
 
     assert [record.message for record in caplog.records] == [
         "sync waits: no answer",
@@ -263,7 +263,7 @@ def test_trouble_is_said_once_and_waited_for_longer_and_longer(
 def test_two_that_failed_at_the_same_moment_do_not_come_back_together() -> None:
     """The waits are spread."""
     waits = {
-        Trouble("sync", jitter=random.Random(n).random).met(GatewayError("x")) for n in range(10)
+        Backoff("sync", jitter=random.Random(n).random).failed(GatewayError("x")) for n in range(10)
     }
     assert len(waits) == 10
     assert all(0.25 <= wait <= 0.5 for wait in waits)
@@ -283,7 +283,7 @@ def test_a_service_that_fails_begins_anew(
         def close(self) -> None:
             pass
 
-    services = agent.Services(again_s=0.01)
+    services = agent.Services(restart_s=0.01)
     services.start(
         "broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken()
     )
@@ -311,7 +311,7 @@ def test_a_service_that_begins_anew_can_still_find_its_gateway(
         def close(self) -> None:
             pass
 
-    services = agent.Services(again_s=0.01)
+    services = agent.Services(restart_s=0.01)
     services.start("once", lambda: GatewayClient(named, "worker"), Once)
     wait_for(lambda: len(beats) > 3, 10, "several lives")
     services.stop()
@@ -413,5 +413,5 @@ def test_new_secrets_are_there_before_the_task_is_due(
 
     assert claim(lpm) == []
     [(not_before, url)] = lpm.store.db.all("SELECT not_before, url FROM tasks")
-    assert began <= not_before - SESSIONS_S <= ended
+    assert began <= not_before - SECRETS_DELAY_S <= ended
     assert url == "http://a.example/1"

@@ -15,8 +15,7 @@ from kombu.exceptions import ContentDisallowed
 
 import crawler
 from crawler import errors
-from crawler.broker import RedisBroker
-from crawler.celery_app import app, backend_address
+from crawler.celery_app import RedisBroker, app, backend_address
 from crawler.config import Settings
 from crawler.db.tasks import Chunk
 from crawler.lpm import LocalPersistenceManager

@@ -11,7 +11,12 @@ from crawler import sites
 from crawler.bulk import Secrets
 from crawler.db.gateway import Assignment
 from crawler.fetch import session
-from crawler.gateway.collector import MAX_QUERY, Unnamed, named, read
+from crawler.gateway.collector import (
+    MAX_PLATFORMS_LENGTH,
+    TaskWithoutId,
+    parse_task,
+    repeat_platforms,
+)
 from crawler.models import NO_DEADLINE
 from crawler.sites import Sites
 
@@ -51,7 +56,7 @@ def secrets(tmp_path: Path) -> Secrets:
 
 def good(item: Any, described: Sites, secrets: Secrets) -> Assignment:
     """The assignment that a good task makes."""
-    found = read(item, described, secrets, NOW)
+    found = parse_task(item, described, secrets, NOW)
     assert isinstance(found, Assignment)
     assert found.refusal is None, found.refusal
     return found
@@ -111,7 +116,7 @@ def test_a_malformed_task_is_refused_with_its_reason(
     change: dict[str, Any], reason: str, described: Sites, secrets: Secrets
 ) -> None:
     """So that the Gateway can be told; all that fits of it is kept."""
-    found = read(TASK | change, described, secrets, NOW)
+    found = parse_task(TASK | change, described, secrets, NOW)
 
     assert isinstance(found, Assignment)
     assert found.refusal is not None
@@ -126,7 +131,7 @@ def test_a_malformed_task_is_refused_with_its_reason(
 )  # fmt: skip
 def test_what_has_no_usable_id_is_kept_apart(item: Any, described: Sites, secrets: Secrets) -> None:
     """Nobody can be told of its end."""
-    assert isinstance(read(item, described, secrets, NOW), Unnamed)
+    assert isinstance(parse_task(item, described, secrets, NOW), TaskWithoutId)
 
 
 def test_no_password_of_a_task_is_kept(described: Sites, secrets: Secrets) -> None:
@@ -139,14 +144,14 @@ def test_no_password_of_a_task_is_kept(described: Sites, secrets: Secrets) -> No
     held |= {"platform": hidden}
 
     found = good(held, described, secrets)
-    refused = read(held | {"target": {"parcel_id": hidden}}, described, secrets, NOW)
-    unnamed = read(held | {"task_id": None}, described, secrets, NOW)
+    refused = parse_task(held | {"target": {"parcel_id": hidden}}, described, secrets, NOW)
+    unnamed = parse_task(held | {"task_id": None}, described, secrets, NOW)
 
     assert (found.parcel_id, found.platform) == ("https://files.example/1",) * 2
     assert found.input["task"]["hint"] == [{"at": "https://files.example/1"}]
     assert isinstance(refused, Assignment)
     assert refused.refusal
-    assert isinstance(unnamed, Unnamed)
+    assert isinstance(unnamed, TaskWithoutId)
     assert "geheim" not in f"{found}{refused}{unnamed}"
 
 
@@ -201,7 +206,7 @@ def test_a_password_in_a_url_is_kept_apart(
     kept = session.load(tmp_path / "sessions", "gateway")
     assert kept is not None
     assert kept.credentials == {"https://beacon.example": "me:pass"}
-    other = read(
+    other = parse_task(
         TASK | {"target": {"url": "https://you:word@beacon.example/q"}},
         described,
         secrets,
@@ -234,13 +239,13 @@ def test_platforms_are_named_until_there_is_no_room(
 ) -> None:
     """Each as often as the others, and none left out: a Gateway may hand out one task for each
     name."""
-    assert named(platforms, count) == expected
+    assert repeat_platforms(platforms, count) == expected
 
 
 @pytest.mark.parametrize("platform", ["x" * 64, "ü" * 64])
 def test_a_question_stays_short(platform: str) -> None:
     """Long names are repeated less often, so that no proxy refuses the request."""
-    found = named([platform], 100)
+    found = repeat_platforms([platform], 100)
 
     assert 1 <= len(found) < 100
-    assert len(quote(platform)) * len(found) <= MAX_QUERY
+    assert len(quote(platform)) * len(found) <= MAX_PLATFORMS_LENGTH

@@ -40,7 +40,7 @@ def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManag
         ("held", 1),
         ("ready", 2),
     ]
-    assert [p.task_id for p in lpm.outbox.parcels(10, time.time())] == ["t-1", "t-2"]
+    assert [p.task_id for p in lpm.outbox.results(10, time.time())] == ["t-1", "t-2"]
 
 
 def test_a_row_of_a_file_does_not_join_a_gateways_task(lpm: LocalPersistenceManager) -> None:
@@ -70,7 +70,7 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    [parcel] = lpm.outbox.parcels(10, time.time())
+    [parcel] = lpm.outbox.results(10, time.time())
     lpm.mark_synced([parcel.own_id])
     assert not lpm.outbox.unsent()
 
@@ -78,7 +78,7 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
 
     assert claim(lpm) == []
     with_pages(lpm)
-    [again] = lpm.outbox.parcels(10, time.time())
+    [again] = lpm.outbox.results(10, time.time())
     assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
 
 
@@ -200,10 +200,10 @@ def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) 
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
 
-    assert [p.late for p in lpm.outbox.parcels(9, now)] == [False, False]
-    assert [p.late for p in lpm.outbox.parcels(9, now + 200)] == [True, False]
-    lpm.outbox.begin_batches([lpm.outbox.parcels(9, now)])
-    assert [p.late for p in lpm.outbox.parcels(9, now + 200)] == [False, False]
+    assert [p.late for p in lpm.outbox.results(9, now)] == [False, False]
+    assert [p.late for p in lpm.outbox.results(9, now + 200)] == [True, False]
+    lpm.outbox.begin_batches([lpm.outbox.results(9, now)])
+    assert [p.late for p in lpm.outbox.results(9, now + 200)] == [False, False]
 
 
 def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersistenceManager) -> None:
@@ -212,14 +212,14 @@ def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersiste
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    first = lpm.outbox.parcels(3, time.time())
+    first = lpm.outbox.results(3, time.time())
     lpm.outbox.begin_batches([first])
 
-    again = lpm.outbox.parcels(100, time.time())
+    again = lpm.outbox.results(100, time.time())
     assert [p.task_id for p in again] == [p.task_id for p in first] == ["t-0", "t-1", "t-2"]
     lpm.outbox.begin_batches([again[:1], again[1:]])
 
-    assert [p.task_id for p in lpm.outbox.parcels(100, time.time())] == ["t-0"]
+    assert [p.task_id for p in lpm.outbox.results(100, time.time())] == ["t-0"]
 
 
 def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceManager) -> None:
@@ -227,7 +227,7 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(3)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    for parcel, code in zip(lpm.outbox.parcels(9, time.time()), (422, 410, 200), strict=True):
+    for parcel, code in zip(lpm.outbox.results(9, time.time()), (422, 410, 200), strict=True):
         lpm.outbox.refused(parcel, code, "no", None if code != 200 else time.time() + 100)
 
     stand = lpm.outbox.delivery(None)
@@ -236,10 +236,10 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
         ("t-0", 422),
         ("t-1", 410),
     ]
-    assert lpm.outbox.parcels(9, time.time()) == []
+    assert lpm.outbox.results(9, time.time()) == []
     assert lpm.outbox.retry([]) == 1
     assert lpm.outbox.retry(["t-1", "t-7"]) == 1
-    assert [p.task_id for p in lpm.outbox.parcels(9, time.time())] == ["t-0", "t-1"]
+    assert [p.task_id for p in lpm.outbox.results(9, time.time())] == ["t-0", "t-1"]
 
 
 def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistenceManager) -> None:
@@ -252,7 +252,7 @@ def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistence
     assert lpm.outbox.release() == 3
     with_pages(lpm)
 
-    sent = lpm.outbox.parcels(9, time.time())
+    sent = lpm.outbox.results(9, time.time())
     assert [p.task_id for p in sent] == [p.own_id for p in sent]
     assert len(sent) == 5
 
@@ -320,10 +320,10 @@ def test_a_clock_that_was_wrong_puts_nothing_off_for_long(lpm: LocalPersistenceM
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    [parcel] = lpm.outbox.parcels(9, time.time())
+    [parcel] = lpm.outbox.results(9, time.time())
     lpm.outbox.refused(parcel, 200, "busy", time.time() + 365 * 86400)
 
-    assert lpm.outbox.parcels(9, time.time()) != []
+    assert lpm.outbox.results(9, time.time()) != []
 
 
 def test_many_tasks_in_one_answer_are_stored_in_slices(lpm: LocalPersistenceManager) -> None:

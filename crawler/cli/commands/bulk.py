@@ -247,14 +247,14 @@ def say_forecast(settings: Settings, job: Job, starting: bool = False) -> Foreca
         look = WaitFinder(settings, lpm)
         limits = look.limits(job)
         limits = msgspec.structs.replace(limits, running=limits.running or starting)
-        waits = [wait for wait in look.of(job, lpm.counts.progress(job)) if wait.kind != "worker"]
+        waits = [wait for wait in look.find(job, lpm.counts.progress(job)) if wait.kind != "worker"]
         forecast = of_job(lpm.counts, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not forecast.tasks:
         return None
     if endless := endless_wait(waits):
-        say(f"no forecast: {look.line(endless)}")
+        say(f"no forecast: {look.describe(endless)}")
         return None
     say(f"forecast: {sentence(forecast, job, limits, now, tz)}")
     return forecast

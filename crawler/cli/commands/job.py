@@ -111,7 +111,7 @@ def show(name: str, as_json: bool) -> None:
         examples = lpm.counts.examples(each)
         look, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
-        waits = look.of(each, receipt.books)
+        waits = look.find(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
         forecast = None
         if receipt.books.open and not endless:
@@ -132,7 +132,7 @@ def show(name: str, as_json: bool) -> None:
         print(f"forecast: {sentence(forecast, each, limits, now, tz)}")
     for wait in waits:
         title = "no forecast" if wait is endless else "waits"
-        print(f"{title}: {printable(look.line(wait))}")
+        print(f"{title}: {printable(look.describe(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 

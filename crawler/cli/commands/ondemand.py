@@ -78,13 +78,13 @@ def ondemand(
     from crawler.cli.commands.stack import started
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
-    from crawler.gateway.collector import asked
+    from crawler.gateway.collector import requested_platforms
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)
     GatewayClient(settings, "check")  # fails here, not in the agent's log
-    platforms = tuple(asked(settings, platforms, described))
+    platforms = tuple(requested_platforms(settings, platforms, described))
     with LocalPersistenceManager(settings.data_dir) as lpm:
         worker_id = bind(lpm, settings, moved)
     agent_arguments = []

@@ -32,7 +32,7 @@ from crawler.waits import (
     WaitFinder,
     describe_limits,
     disk_problem,
-    permit,
+    open_rate_limiter,
     stalled_processes,
 )
 
@@ -154,15 +154,15 @@ def _add_store_facts(
 def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what stops or delays the crawl, each with its line and the jobs that it stops."""
     found = [
-        msgspec.structs.asdict(wait) | {"line": look.line(wait), "jobs": []}
-        for wait in look.of(None, facts["books"])
+        msgspec.structs.asdict(wait) | {"line": look.describe(wait), "jobs": []}
+        for wait in look.find(None, facts["books"])
     ]
     if not found or found[0]["stops"]:
         return found
     books = facts["jobs"]
     idle = [job for job in jobs if books[job.name].open and not books[job.name].processing]
     for job in idle[:MAX_JOBS]:
-        stops = {(wait.kind, wait.domain) for wait in look.of(job, books[job.name]) if wait.stops}
+        stops = {(wait.kind, wait.domain) for wait in look.find(job, books[job.name]) if wait.stops}
         for each in found:
             if (each["kind"], each["domain"]) in stops and each["kind"] != "paused":
                 each["jobs"].append(job.name)
@@ -184,7 +184,7 @@ def _late_jobs(
     found = {}
     for job in due[:MAX_JOBS]:
         limits = look.limits(job)
-        forecast = of_job(lpm.counts, job, limits, now, look.of(job, facts["jobs"][job.name]))
+        forecast = of_job(lpm.counts, job, limits, now, look.find(job, facts["jobs"][job.name]))
         if forecast.misses:
             found[job.name] = sentence(forecast, job, limits, now, tz)
     return found
@@ -607,7 +607,7 @@ def reset(domain: str, as_json: bool) -> None:
     Example:
       python -m crawler domains reset county.example
     """
-    with permit(config.load()) as shared:
+    with open_rate_limiter(config.load()) as shared:
         if not shared.reset(domain):
             names = [known.domain for known in shared.domains()]
             raise UsageError(f"nothing is known of a domain {domain}{_hint(domain, names)}")
@@ -629,7 +629,7 @@ def _hint(domain: str, names: list[str]) -> str:
 
 def _print_domains(as_json: bool) -> None:
     settings = config.load()
-    with permit(settings) as shared:
+    with open_rate_limiter(settings) as shared:
         found = shared.domains(time.time())
     if as_json:
         print_json(found)
