@@ -145,18 +145,17 @@ def _problems(context: Context) -> list[str]:
     """Return what SQLite, or a reader of the rows, cannot read."""
     context.progress(f"reading {context.path} …")
     try:
-        found = [_shortened(str(row[0])) for row in context.db.all("PRAGMA integrity_check(20)")]
+        found = [_shortened(str(line)) for line in context.db.column("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
         with reading(context.db):
-            names = context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")
-            if faults := index_faults(context.db, [name for (name,) in names]):
+            tables = context.db.column("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            if faults := index_faults(context.db, tables):
                 return faults
         for table, senseless in SENSELESS.items():
-            [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
-            if count:
+            if count := context.db.value(f"SELECT count(*) FROM {table} WHERE {senseless}"):
                 return [f"{count} rows of {table} make no sense"]
-        if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
+        if not context.db.one("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
             return ["its id is missing"]
         return undecodable(context.db) or describe_contradictions(context.db)
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
@@ -260,7 +259,7 @@ def check_balance(context: Context) -> Iterator[Observation]:
     wrong = _imbalance(context)
     count = len(Jobs(Opened(context.db)).all())
     if not wrong:
-        [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
+        accepted = context.db.value("SELECT count(*) FROM tasks")
         what = f"{accepted} tasks in {count} jobs, each in one state, each result in its place"
         yield Observation("ok", what)
     elif not context.repair:
@@ -280,7 +279,7 @@ def check_balance(context: Context) -> Iterator[Observation]:
 def _imbalance(context: Context) -> str:
     """Return which rows disagree. Those of the ledger are read in one snapshot."""
     with reading(context.db):
-        counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _IMBALANCES.items()}
+        counts = {what: int(context.db.value(sql)) for what, sql in _IMBALANCES.items()}
     # Not in that snapshot: a worker commits a result before it writes the file, so every file that
     # is seen has its result in the ledger by now, but not in an older snapshot.
     unknown = sum(1 for _ in later_results(context.db, context.folder / "pending"))
@@ -365,7 +364,7 @@ def check_leases(context: Context) -> Iterator[Observation]:
 
 def check_clock(context: Context) -> Iterator[Observation]:
     """Report times in the future: this clock was ahead then, or is behind now."""
-    [(last,)] = context.db.all(
+    last = context.db.value(
         """SELECT max(coalesce((SELECT max(at) FROM events), 0),
                       (SELECT coalesce(max(imported_at), 0) FROM tasks))"""
     )

@@ -311,17 +311,16 @@ def _strange_keys(client: redis.Redis) -> list[str]:
 
 def _check_messages(context: Context, client: redis.Redis) -> Iterator[Observation]:
     """Report published messages that are lost: the next worker publishes their tasks again."""
-    rows = context.db.all(
+    published = context.db.column(
         """SELECT DISTINCT message_id FROM tasks
            WHERE status = 'pending' AND message_id IS NOT NULL
              AND published_at < unixepoch() - 30"""
     )
-    published = {message_id for (message_id,) in rows}
     if not published:
         return
     queued = {_message_id(body) for name in QUEUES for body in client.lrange(name, 0, -1)}
     in_hand = {note.message_id for note in owners.living(context.folder / "run" / "owners")}
-    missing = len(published - in_hand - queued)
+    missing = len(set(published) - in_hand - queued)
     if missing:
         what = f"{missing} messages are in no queue; the next worker publishes their tasks again"
         yield Observation("note", what)

@@ -80,11 +80,11 @@ class Scan(msgspec.Struct):
 def check_segments(context: Context) -> Iterator[Observation]:
     """Check that each segment is as long as the ledger says, and that each page can be read."""
     files = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
-    names = [name for (name,) in context.db.all(_SEGMENTS_IN_USE)]
+    names = context.db.column(_SEGMENTS_IN_USE)
     if unused := files.keys() - set(names):
         # Only timelines name those of failed attempts; reading all timelines takes long.
-        names += sorted(unused & {name for (name,) in context.db.all(_SEGMENTS_IN_TIMELINES)})
-    [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
+        names += sorted(unused.intersection(context.db.column(_SEGMENTS_IN_TIMELINES)))
+    total = context.db.value("SELECT count(raw_segment) FROM results")
     bad = 0
     for number, name in enumerate(names, 1):
         context.progress(f"reading segment {number} of {len(names)}: {name} …")
@@ -113,15 +113,12 @@ def check_segments(context: Context) -> Iterator[Observation]:
 def _expected_pages(context: Context, name: str) -> tuple[int | None, list[ExpectedPage]]:
     """Return a segment's committed end and its pages, in one snapshot: it may be growing."""
     with reading(context.db):
-        row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
+        end = context.db.value("SELECT end FROM raw_segments WHERE name = ?", (name,))
         pages = context.db.all(
             """SELECT raw_offset, task, raw_length, body_sha256, final_url
                FROM results WHERE raw_segment = ?""",
             (name,),
         )
-    end = None
-    if row:
-        end = row[0]
     return end, [ExpectedPage(*page) for page in pages]
 
 
@@ -289,10 +286,7 @@ def _listed_urls(context: Context, tasks: list[int]) -> str:
 
 
 def _url(context: Context, task: int) -> str:
-    row = context.db.one("SELECT url FROM tasks WHERE id = ?", (task,))
-    if row is None:
-        return f"task {task}"
-    return str(row[0])
+    return str(context.db.value("SELECT url FROM tasks WHERE id = ?", (task,), f"task {task}"))
 
 
 def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> None:
@@ -302,7 +296,7 @@ def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> N
         with writing(db):
             pages_by_job: Counter[int] = Counter()
             for page in lost:
-                pages_by_job.update(job for (job,) in db.all(_JOBS_THAT_WANT_PAGE, (page.task,)))
+                pages_by_job.update(db.column(_JOBS_THAT_WANT_PAGE, (page.task,)))
                 detail = {"segment": name, "offset": page.offset}
                 timeline.note(db, page.task, "raw page damaged", detail, lpm.now())
                 db.execute(
@@ -314,21 +308,14 @@ def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> N
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
                 jobs.note_loss(db, job_id, what, lpm.now(), jobs.LOST_PAGES)
         for page in lost:
-            if _is_in_pending(context, page.task):
-                lpm.files.write_one(page.task)
+            lpm.files.write_one(page.task)
 
 
 def _is_wanted(context: Context, name: str) -> bool:
     """Return whether a job wants a page in a segment."""
     sql = f"""SELECT count(*) FROM results r JOIN tasks t ON t.id = r.task
               WHERE raw_segment = ? AND {jobs.PAGE_WANTED_BY_ANY}"""
-    [(count,)] = context.db.all(sql, (name,))
-    return bool(count)
-
-
-def _is_in_pending(context: Context, task: int) -> bool:
-    sql = "SELECT 1 FROM outbox WHERE task = ? AND state <> 'synced' AND archived_at IS NULL"
-    return context.db.one(sql, (task,)) is not None
+    return bool(context.db.value(sql, (name,)))
 
 
 def _report_unknown(context: Context, path: Path) -> Iterator[Observation]:

@@ -96,7 +96,7 @@ def reconcile(
         done["tasks that ended as their timelines say"] = db.changes()
         done |= _reconcile_results(db, pending, raw, now)
         done |= _reconcile_outbox(db, now)
-        done["tasks pending again, their results being lost"] = _reopen_tasks(db, now)
+        done["tasks pending again, because their results are lost"] = _reopen_tasks(db, now)
         db.execute(
             f"""UPDATE tasks
                 SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
@@ -104,7 +104,7 @@ def reconcile(
                    OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped',
                                      'expired')"""
         )
-        done["tasks pending again, their state being unknown"] = db.changes()
+        done["tasks pending again, because their state is unknown"] = db.changes()
         _remake_jobs(db, now)
         done["jobs open again"] = _reopen_jobs(db)
         done["jobs made again"] = count_rows(db, "jobs") - jobs
@@ -116,7 +116,7 @@ def reconcile(
                WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
                  AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
         )
-        done["tasks due again, nothing holding them"] = db.changes()
+        done["tasks due again, because nothing holds them"] = db.changes()
         # It counts events, and some may be lost.
         db.execute("DELETE FROM meta WHERE key = 'pending_secured'")
     return {what: count for what, count in done.items() if count}
@@ -124,7 +124,7 @@ def reconcile(
 
 def count_rows(db: Database, table: str) -> int:
     """Return the number of rows of a table."""
-    return int(db.all(f"SELECT count(*) FROM {table}")[0][0])
+    return int(db.value(f"SELECT count(*) FROM {table}"))
 
 
 def insert_row(db: Database, table: str, columns: Mapping[str, Any], verb: str = "INSERT") -> None:
@@ -262,7 +262,7 @@ def _task_at_same_place(db: Database, result: PendingResult) -> tuple[int, bool]
 
 def _forget_pruned(db: Database, raw: Path) -> None:
     """Remove the places of pages that `prune` removed: files in pending/ may still name them."""
-    for (name,) in db.all(f"SELECT segment FROM ({_PRUNED_SEGMENTS}) WHERE segment IS NOT NULL"):
+    for name in db.column(f"SELECT segment FROM ({_PRUNED_SEGMENTS}) WHERE segment IS NOT NULL"):
         if not (raw / name).exists():  # the note of it may be lost
             insert_row(db, "meta", {"key": f"{PRUNED}{name}", "value": ""}, "INSERT OR IGNORE")
     db.execute(
@@ -309,7 +309,7 @@ def decoded_page(raw: Path, place: Raw) -> tuple[str, bytes]:
 def _free_task_number(db: Database) -> int:
     tables = {"tasks": "id", "results": "task", "events": "task", "job_links": "task"}
     return 1 + max(
-        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0])
+        int(db.value(f"SELECT coalesce(max({column}), 0) FROM {table}"))
         for table, column in tables.items()
     )
 
@@ -322,11 +322,10 @@ def _make_task(db: Database, task: int, result: PendingResult) -> None:
         address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
     at = result.scraped_at.timestamp()
     source, external_id = _origin(db, result)
-    job = db.one("SELECT id FROM jobs WHERE name = ?", (result.job,))
     columns = {
         "id": task,
         "task_id": result.task_id,
-        "job_id": job and job[0],
+        "job_id": db.value("SELECT id FROM jobs WHERE name = ?", (result.job,)),
         "url": address.url,
         "url_key": address.key,
         "domain": address.domain,
@@ -411,7 +410,7 @@ def _reconcile_outbox(db: Database, now: float) -> dict[str, int]:
                 task IN (SELECT id FROM tasks WHERE source = 'gateway'), 'ready', 'held')
             WHERE {_UNKNOWN_STATE}"""
     )
-    done["results to be delivered again, or held, their state being unknown"] = db.changes()
+    done["results to be delivered again, or held, because their state is unknown"] = db.changes()
     db.execute(f"DELETE FROM reports WHERE {_UNKNOWN_STATE}")
     db.execute(
         """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks
@@ -425,10 +424,10 @@ def _reconcile_outbox(db: Database, now: float) -> dict[str, int]:
 
 def _reopen_tasks(db: Database, now: float) -> int:
     """Open completed tasks without a result again, unless another task for the page is open."""
-    lost = db.all(
+    lost = db.column(
         "SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)"
     )
-    for (task,) in lost:
+    for task in lost:
         # It was completed in time, so the next attempt must not expire.
         db.execute(
             """UPDATE OR IGNORE tasks
@@ -453,9 +452,9 @@ def _reopen_tasks(db: Database, now: float) -> int:
 def _make_job(db: Database, job_id: int | None, name: str, now: float) -> int:
     """Make a lost job again, under its number or a new one. Returns its number; an existing job is
     not changed."""
-    row = db.one("SELECT id FROM jobs WHERE id = ?1 OR (?1 IS NULL AND name = ?2)", (job_id, name))
-    if row:
-        return int(row[0])
+    sql = "SELECT id FROM jobs WHERE id = ?1 OR (?1 IS NULL AND name = ?2)"
+    if (known := db.value(sql, (job_id, name))) is not None:
+        return int(known)
     if db.one("SELECT 1 FROM jobs WHERE name = ?", (name,)):
         name = f"{name}-salvaged-{job_id}"
     [(made,)] = db.all(
@@ -476,7 +475,7 @@ def _remake_jobs(db: Database, now: float) -> None:
     file."""
     tables = ("tasks", "job_links", "rejected_rows", "imports")
     ids = " UNION ".join(f"SELECT job_id FROM {table} WHERE job_id IS NOT NULL" for table in tables)
-    for (id_,) in db.all(f"SELECT job_id FROM ({ids}) WHERE job_id NOT IN (SELECT id FROM jobs)"):
+    for id_ in db.column(f"SELECT job_id FROM ({ids}) WHERE job_id NOT IN (SELECT id FROM jobs)"):
         [(key, file)] = db.all(
             """SELECT max(key), ifnull(
                    max(file), (SELECT max(source_file) FROM tasks WHERE job_id = ?1))
@@ -594,9 +593,9 @@ def _remove_references(db: Database) -> None:
 
 
 def _gaps(db: Database) -> Gaps:
-    [(highest,)] = db.all(_HIGHEST_TASK)
-    [(events,)] = db.all("SELECT ifnull(max(id), 0) - count(*) FROM events")
-    return Gaps((highest or 0) - count_rows(db, "tasks"), events)
+    highest = db.value(_HIGHEST_TASK) or 0
+    events = db.value("SELECT ifnull(max(id), 0) - count(*) FROM events")
+    return Gaps(highest - count_rows(db, "tasks"), events)
 
 
 def _gaps_within_jobs(db: Database) -> dict[int, int]:
@@ -620,11 +619,9 @@ def _gaps_within_jobs(db: Database) -> dict[int, int]:
 
 def _known_gaps(db: Database) -> Gaps:
     """Return the gaps that an earlier repair noted."""
-    row = db.one("SELECT value FROM meta WHERE key = ?", (_GAPS_KEY,))
-    if row is None:
-        return Gaps()
+    noted = db.value("SELECT value FROM meta WHERE key = ?", (_GAPS_KEY,), "{}")
     try:
-        return msgspec.json.decode(row[0], type=Gaps)
+        return msgspec.json.decode(noted, type=Gaps)
     except msgspec.DecodeError:
         return Gaps()
 

@@ -124,7 +124,7 @@ def _version(copy: Path) -> int:
     columns, or the newest."""
     told, found = 0, set[tuple[str, str]]()
     with _skip_damage(), _opened(copy) as db:
-        [(told,)] = db.all("PRAGMA user_version")
+        told = db.value("PRAGMA user_version")
         found = _all_columns(db)
     with contextlib.closing(Database(":memory:")) as reference:
         for version in range(1, len(schema.MIGRATIONS)):
@@ -141,7 +141,7 @@ def _read_all(
         # With the schema that the file was written with: another one has columns that do not
         # exist there, and takes rows of one table for those of another.
         schema.build(fresh, 0, version)
-        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
+        tables = {name: _columns(fresh, name) for name in fresh.column(_TABLES)}
         fresh.execute(TEMP_TABLES)
         broken = [name for name in tables if not _read_table(copy, fresh, name, tables[name])]
         _read_leaves(copy, fresh, {name: tables[name] for name in broken})
@@ -156,7 +156,7 @@ def _read_all(
         fresh.execute(
             f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
         )
-        saved = {name: count_rows(fresh, name) for (name,) in fresh.all(_TABLES)}
+        saved = {name: count_rows(fresh, name) for name in fresh.column(_TABLES)}
         corrected = _correct_values(fresh, pending, _index_lookup(copy))
     return saved, {what: count for what, count in corrected.items() if count}
 
@@ -188,13 +188,13 @@ def _columns(db: Database, table: str) -> list[Column]:
 
 
 def _all_columns(db: Database) -> set[tuple[str, str]]:
-    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
+    return {(table, column.name) for table in db.column(_TABLES) for column in _columns(db, table)}
 
 
 def _has_index(db: Database, name: str) -> bool:
     """Return whether the definition of an index of the tasks can still be read."""
     sql = "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?"
-    return ("tasks",) in db.all(sql, (name,))
+    return "tasks" in db.column(sql, (name,))
 
 
 def _read_table(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
@@ -448,7 +448,7 @@ def describe_contradictions(db: Database) -> list[str]:
 def undecodable(db: Database) -> list[str]:
     """Return the first few rows with text that is not UTF-8: SQLite does not check that."""
     found = []
-    for (table,) in db.all(_TABLES):
+    for table in db.column(_TABLES):
         columns = _columns(db, table)
         key = next(column.name for column in columns if column.key == 1)
         texts = ", ".join(column.name for column in columns if column.type == "TEXT")
@@ -523,8 +523,8 @@ def _wrong_rows(db: Database) -> Iterator[Contradiction]:
     checksum."""
     if "row_crc32" not in {column.name for column in _columns(db, "tasks")}:
         return
-    # Damaged columns may hold values of any type.
-    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    checksum: Any = row_crc32  # damaged columns may hold values of any type
+    db.create_scalar_function("row_crc32_of", checksum, 4, deterministic=True)
     for id_, task_id, line in db.execute(
         f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW}
             UNION ALL
@@ -566,11 +566,11 @@ def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[
     rows = _give_up_rows(db)
     records = [_correct_record(db, pending, each) for each in list(_wrong_records(db))]
     return {
-        "columns of tasks put right": len(found) - lost,
-        "tasks removed, their URLs being lost": lost,
+        "columns of tasks corrected": len(found) - lost,
+        "tasks removed, because their URLs are lost": lost,
         "damaged rows of input, to be imported again": rows,
-        "records put right": sum(records),
-        "records removed, being damaged": len(records) - sum(records),
+        "records corrected": sum(records),
+        "records removed, because they are damaged": len(records) - sum(records),
     }
 
 
@@ -687,15 +687,14 @@ def _final_address(db: Database, task: int, key: bytes) -> Address | None:
 def _witnesses(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address]:
     """Yield the URLs that other places have for a task: its result, its rows of input, its file,
     and tasks for the same page."""
-    rows = db.all(
+    texts = db.column(
         """SELECT final_url FROM results WHERE task = ?1
            UNION ALL
            SELECT url FROM tasks
            WHERE id <> ?1 AND url_key = (SELECT url_key FROM tasks WHERE id = ?1)""",
         (wrong.id,),
     )
-    texts: list[Any] = [url for (url,) in rows]
-    for (given,) in db.all(
+    for given in db.column(
         """SELECT input FROM tasks WHERE id = ?1
            UNION ALL SELECT input FROM job_links WHERE task = ?1""",
         (wrong.id,),
@@ -726,7 +725,7 @@ def _index_lookup(copy: Path) -> IsIndexed:
         with _skip_damage(), _opened(copy) as db:
             if _has_index(db, "tasks_by_url"):
                 sql = "SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?"
-                return (task,) in db.all(sql, (key,))
+                return task in db.column(sql, (key,))
         return False
 
     return is_indexed

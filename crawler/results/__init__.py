@@ -1,4 +1,4 @@
-"""Results: counted, listed, exported."""
+"""Exports results to files, and checks their files in pending/."""
 
 import os
 import shutil
@@ -22,7 +22,8 @@ from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
 TABLES = ("csv", "xlsx", "parquet")
-"""Formats with columns: they read everything once before they write."""
+"""Formats with columns: all results are read once before the first is written."""
+_MAX_PAGE_BYTES = 1 << 30
 _ENDINGS = {".warc.gz": "warc"} | {f".{form}": form for form in FORMATS if form != "warc"}
 _PAGE_ENDINGS = {
     "text/html": "html",
@@ -43,72 +44,74 @@ _PAGE_ENDINGS = {
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What an export wrote: rows of input or results, results among them, and pages beside them."""
+    """What an export wrote."""
 
     rows: int
+    """Results, or with `all_rows` rows of input."""
     results: int
     pages: int
 
 
-class Files(msgspec.Struct, frozen=True):
-    """What lies in pending/: results, what should be one and is not, and what is none of ours."""
+class PendingFiles(msgspec.Struct, frozen=True):
+    """How many files in pending/ are whole, torn, missing, or not ours."""
 
     results: int
     torn: int
     missing: int | None = None
-    """None, as the next, where there is no ledger to compare with."""
+    """None if there is no ledger to compare with; so is `foreign`."""
     foreign: int | None = None
 
 
-def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
-    """Look at every file in pending/ (or those of a job) and compare them with what the ledger has
-    for it."""
+def check_pending_files(lpm: LocalPersistenceManager, job: Job | None) -> PendingFiles:
+    """Compare the files in pending/ (or those of a job) with the ledger."""
     due = {task_id for _, task_id in lpm.files.due(job)}
     results = torn = foreign = 0
     for path in lpm.pending.glob("[!.]*"):
-        name = path.stem if path.suffix == ".json" else ""
+        name = ""
+        if path.suffix == ".json":
+            name = path.stem
         if name in due or lpm.files.those_due([name], job):
             due.discard(name)
             whole = _looks_whole(path)
             results, torn = results + whole, torn + (not whole and os.path.lexists(path))
         elif job is None and not lpm.tasks.is_known(name):
             foreign += 1
-    return Files(results, torn, len(lpm.files.missing(due)), foreign)
+    return PendingFiles(results, torn, len(lpm.files.missing(due)), foreign)
 
 
-def count_files(lpm: LocalPersistenceManager) -> Files:
-    """Look at every file in pending/ where there is no ledger to compare it with."""
+def count_pending_files(lpm: LocalPersistenceManager) -> PendingFiles:
+    """Count the files in pending/ if there is no ledger to compare them with."""
     whole = [_looks_whole(path) for path in lpm.pending.glob("[!.]*.json")]
-    return Files(results=sum(whole), torn=len(whole) - sum(whole))
+    return PendingFiles(results=sum(whole), torn=len(whole) - sum(whole))
 
 
 def _looks_whole(path: Path) -> bool:
-    """Whether a file begins with its name and ends as a result does: that tells torn ones without
-    reading them all."""
+    """Return whether a file begins with its task id and ends like a result. That finds torn files
+    without reading them."""
     try:
         if not path.is_file():  # opening a pipe would wait for its other end
             return False
         with path.open("rb", buffering=0) as file:
-            head = file.read(64)
+            begins_well = file.read(64).startswith(b'{"task_id":"%s"' % os.fsencode(path.stem))
             file.seek(-2, os.SEEK_END)
-            return (
-                head.startswith(b'{"task_id":"%s"' % os.fsencode(path.stem))
-                and file.read() == b"}\n"
-            )
+            return begins_well and file.read() == b"}\n"
     except OSError:
         return False
 
 
 def _place(lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]) -> Raw | None:
-    """Where the page of a result lies, unless none was kept, it was pruned, or the job does without
-    it."""
+    """Return where the page of a result is. None if it was not kept, was pruned, or the job gave it
+    up."""
     place = msgspec.convert(result["raw"], Raw | None)
-    kept = place and lpm.results.segment_end(place.segment)
-    return place if kept and place and not lpm.pages.is_given_up(place, job) else None
+    if place is None or not lpm.results.segment_end(place.segment):
+        return None
+    if lpm.pages.is_given_up(place, job):
+        return None
+    return place
 
 
 def format_of(target: Path) -> str | None:
-    """The format that a file's ending names."""
+    """Return the format for a file name's ending."""
     name = target.name.lower()
     return next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
 
@@ -125,82 +128,109 @@ def export(
     pages: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
-    """Write results (or, with `all_rows`, every row of the jobs' input) to a file that appears
-    whole or not at all.
+    """Write results to a file that appears whole or not at all.
 
-    With `pages` each result's decoded page goes to a file of its own in that folder, too.
+    With `all_rows`, every row of the jobs' input is written. With `pages`, the decoded page of each
+    result is also written to a file in that folder.
     """
     from crawler.results import formats
 
-    horizon = lpm.timeline.last_event()
-    jobs = [job] if job or not all_rows else lpm.jobs.all()
-    counts, rows, written = [0] * len(jobs), 0, 0
-    saver = _Pages(lpm, job, pages) if pages else None
+    last_event = lpm.timeline.last_event()
+    jobs = [job]
+    if all_rows and job is None:
+        jobs = list(lpm.jobs.all())
+    page_writer = None
+    if pages:
+        page_writer = _PageWriter(lpm, job, pages)
+    results_of_job = [0] * len(jobs)
+    rows_read = 0
 
-    def chosen() -> Iterator[Mapping[str, Any]]:
-        nonlocal rows, written
-        for place, each in enumerate(jobs):
-            found = (
-                lpm.results.input_rows(each) if all_rows and each else lpm.results.read(each, since)
-            )
+    def rows() -> Iterator[Mapping[str, Any]]:
+        nonlocal rows_read
+        for number, each in enumerate(jobs):
+            if all_rows and each:
+                found = lpm.results.input_rows(each)
+            else:
+                found = lpm.results.read(each, since)
             for row in found:
                 failpoint("exporting")
-                rows += 1
+                rows_read += 1
                 if row["data"] is not None:
-                    counts[place] += 1
-                    written += saver.save(row) if saver else 0
+                    results_of_job[number] += 1
+                    if page_writer:
+                        page_writer.write(row)
                 yield row
 
-    done = "read" if form in TABLES else "written"
+    what = "results"
+    if all_rows:
+        what = "rows"
+    done = "written"
+    if form in TABLES:
+        done = "read"
     with _opened(target, form in formats.BINARY, lpm.folder) as out:
-        folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
         sink = formats.Sink(
-            out, target.name, folder, lpm.raw, partial(_place, lpm, job), say, columns
+            out=out,
+            name=target.name,
+            folder=_folder_of(target),
+            raw=lpm.raw,
+            place=partial(_place, lpm, job),
+            say=say,
+            columns=columns,
         )
-        formats.WRITERS[form](
-            formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink
-        )
-    if saver:
+        formats.WRITERS[form](formats.with_progress(rows(), say, f"{what} {done}"), sink)
+    total, written = sum(results_of_job), 0
+    if page_writer:
+        written = page_writer.written
         os.sync()  # once, not for each of a hundred thousand files
-        if written < sum(counts):
-            say(f"{sum(counts) - written:,} results have no stored page")
-    file = "-" if str(target) == "-" else str(target.absolute())
-    for each, count in zip(jobs, counts, strict=True):
-        lpm.timeline.note_export(file, form, each, since, count, horizon)
-    return Exported(rows, sum(counts), written)
+        if written < total:
+            say(f"{total - written:,} results have no stored page")
+    file = "-"
+    if str(target) != "-":
+        file = str(target.absolute())
+    for each, count in zip(jobs, results_of_job, strict=True):
+        lpm.timeline.note_export(file, form, each, since, count, last_event)
+    return Exported(rows_read, total, written)
 
 
-class _Pages:
-    """A folder of decoded pages, each whole, named after its task."""
+def _folder_of(target: Path) -> Path | None:
+    if str(target) == "-":
+        return None
+    return Path(os.path.realpath(target)).parent
+
+
+class _PageWriter:
+    """Writes decoded pages to a folder, one file per task, each whole or not at all."""
 
     def __init__(self, lpm: LocalPersistenceManager, job: Job | None, folder: Path) -> None:
         self._lpm, self._job, self._folder = lpm, job, folder
+        self.written = 0
         guard.check_output(folder / "page", lpm.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{folder} cannot be used for pages ({error.strerror})") from error
 
-    def save(self, result: Mapping[str, Any]) -> bool:
-        """Write a result's page; False where none is stored."""
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Write a result's page if it is stored."""
         from crawler.fetch.body import decoded
 
         place = _place(self._lpm, self._job, result)
         if place is None:
-            return False
+            return
         head, body = raw_pages.read(self._lpm.raw, place, page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         try:
-            replace_file(target, decoded(head, body, limit=1 << 30), mode=0o666)
+            replace_file(target, decoded(head, body, limit=_MAX_PAGE_BYTES), mode=0o666)
         except OSError as error:
             raise UsageError(f"{target} cannot be written ({error.strerror})") from error
-        return True
+        self.written += 1
 
 
 def _page_ending(head: str) -> str:
     from crawler.fetch.wire import media_type, stored_values
 
-    return _PAGE_ENDINGS.get(media_type(next(iter(stored_values(head, "content-type")), "")), "bin")
+    content_type = next(iter(stored_values(head, "content-type")), "")
+    return _PAGE_ENDINGS.get(media_type(content_type), "bin")
 
 
 @contextmanager
@@ -213,9 +243,8 @@ def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
         raise UsageError(
             "this format is not for a terminal; name a file, or send it on through a pipe"
         )
-    with (
-        tempfile.TemporaryFile() as out
-    ):  # these formats go back in their file, which a pipe cannot
+    # Writers of these formats seek in their file, which a pipe does not allow.
+    with tempfile.TemporaryFile() as out:
         yield out
         out.seek(0)
         shutil.copyfileobj(out, sys.stdout.buffer)
@@ -223,10 +252,10 @@ def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk, or not at all; `-` is
+    """Open a file that appears under its name once it is completely on disk, or not at all. `-` is
     stdout.
 
-    It replaces no file that one of these stores needs.
+    A file that one of these stores needs is never replaced.
     """
     if str(target) == "-":
         yield sys.stdout.buffer

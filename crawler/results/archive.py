@@ -1,10 +1,10 @@
-"""Results out of pending/ into one verified file, and old pages out of raw/."""
+"""Moves results from pending/ into one verified file, and removes old pages from raw/."""
 
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import chain, islice
@@ -28,17 +28,17 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import CompressionParameter, ZstdError, ZstdFile
 
-CHECKED: dict[int, int] = {CompressionParameter.checksum_flag: 1}
-"""Has zstd notice a wrong bit wherever it is."""
-BATCH = 500
-"""Results a transaction: others want to write too."""
-_SEGMENTS = 100
-"""Segments that are held at a time: each is an open file."""
+ZSTD_OPTIONS: dict[int, int] = {CompressionParameter.checksum_flag: 1}
+"""With a checksum, zstd detects every wrong bit."""
+BATCH_SIZE = 500
+"""Maximum results per transaction: other processes write, too."""
+_MAX_LOCKED_SEGMENTS = 100
+"""Maximum segments that `prune` locks at a time: each is an open file."""
 _TASK_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """What was archived, and where; no file where there was nothing."""
+    """What was archived, and where; `file` is None if there was nothing to archive."""
 
     results: int
     file: str | None
@@ -46,7 +46,7 @@ class Archived(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What was removed (or would be) and what was not."""
+    """What was removed (or would be), and what was kept."""
 
     segments: int
     bytes: int
@@ -60,12 +60,12 @@ class _Line(msgspec.Struct, frozen=True):
     task_id: str
 
 
-class _Begun(msgspec.Struct, frozen=True):
-    """An archive whose results are not all marked yet; the ledger notes it before the file
+class _UnfinishedArchive(msgspec.Struct, frozen=True):
+    """An archive whose results are not all marked yet. The ledger notes it before the file
     appears."""
 
     file: str
-    """Its path, in hex: a name may be any bytes."""
+    """Its path in hex, because a name may be any bytes."""
     compress: bool
     results: int
     sha256: str
@@ -76,9 +76,9 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None]:
-    """Keep archive, unbundle and prune apart; only bundles may be written side by side."""
-    if shared and not lpm.can_write:  # a bundle only reads, and no lock can be made
+def maintenance_lock(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None]:
+    """Let only one archive, unbundle or prune run at a time; bundles share the lock."""
+    if shared and not lpm.can_write:  # a bundle only reads, and no lock file can be made
         with lpm.errors():
             yield
         return
@@ -106,26 +106,26 @@ def archive(
     before: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Archived:
-    """Put the results that lie in pending/ into one file, read that back, and only then take them
-    out of pending/.
+    """Move the results in pending/ into one file. They leave pending/ only after the file was read
+    back.
 
-    Killed anywhere it can be called again: what the ledger has not marked is still in pending/, and
-    a file that appeared before all of its results were marked is recognised, so that none is
-    written to a second one.
+    If killed anywhere, it can be called again: results that are not marked are still in pending/.
+    The ledger knows a file whose results are not all marked, so no result is written to a second
+    one.
     """
-    with keeping(lpm):
-        _complete(lpm, progress)
+    with maintenance_lock(lpm):
+        _finish_killed(lpm, progress)
         found = lpm.results.read(job, before=before, only_pending=True)
         first = next(found, None)
         archived = Archived(0, None, 0)
         if first is not None:
             target = output or _new_file(lpm, compress)
-            begun = _write(lpm, target, compress, chain([first], found), inside=output is None)
-            _verify(begun)
-            progress(f"{begun.results:,} results are in {target} and leave pending/")
+            unfinished = _write(lpm, target, compress, chain([first], found), inside=output is None)
+            _verify(unfinished)
+            progress(f"{unfinished.results:,} results are in {target} and leave pending/")
             failpoint("archived")
-            _mark(lpm, begun)
-            archived = Archived(begun.results, printable(str(target)), target.stat().st_size)
+            _mark(lpm, unfinished)
+            archived = Archived(unfinished.results, printable(str(target)), target.stat().st_size)
         _sweep(lpm)
     return archived
 
@@ -133,24 +133,25 @@ def archive(
 def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
     folder = lpm.folder / "archive"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for half in folder.glob(".results-*"):  # a killed one's: a living one would hold the lock
+    for half in folder.glob(".results-*"):  # of a killed archive: a living one holds the lock
         half.unlink()
     now = datetime.fromtimestamp(lpm.now(), UTC)
-    return folder / f"results-{now:%Y%m%dT%H%M%S.%fZ}.jsonl{'.zst' if compress else ''}"
+    name = f"results-{now:%Y%m%dT%H%M%S.%fZ}.jsonl"
+    if compress:
+        name += ".zst"
+    return folder / name
 
 
-def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
-    """Mark what is in the file of an archive that was killed; without that file, nothing of it
-    counts."""
+def _finish_killed(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
+    """Mark the results in the file of a killed archive. Without that file, none is marked."""
     note = lpm.files.unfinished_archive()
     if note is None:
         return
-    begun = msgspec.json.decode(note, type=_Begun)
-    if begun.path.is_file() and _holds(begun):
-        _mark(lpm, begun)
-        progress(
-            f"{begun.results:,} results were already in {begun.path}, whose archive was broken off"
-        )
+    unfinished = msgspec.json.decode(note, type=_UnfinishedArchive)
+    if unfinished.path.is_file() and _holds(unfinished):
+        _mark(lpm, unfinished)
+        where = f"{unfinished.path}, whose archive was broken off"
+        progress(f"{unfinished.results:,} results were already in {where}")
     else:
         lpm.files.note_archive(None)
 
@@ -161,13 +162,13 @@ def _write(
     compress: bool,
     found: Iterator[dict[str, Any]],
     inside: bool,
-) -> _Begun:
+) -> _UnfinishedArchive:
     if target.exists():
-        raise UsageError(f"{target} is there already; an archive is never written over")
+        raise UsageError(f"{target} exists already; an archive is never overwritten")
     count, digest = 0, sha256()
     try:
         with whole_file(target, lpm.folder) as file:
-            with ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
+            with _compressing(file, compress) as out:
                 for result in found:
                     line = msgspec.json.encode(result) + b"\n"
                     out.write(line)
@@ -175,85 +176,91 @@ def _write(
                     count += 1
                     failpoint("archiving")
             place = os.fsencode(os.path.realpath(target)).hex()
-            begun = _Begun(place, compress, count, digest.hexdigest())
-            lpm.files.note_archive(msgspec.json.encode(begun).decode())
+            unfinished = _UnfinishedArchive(place, compress, count, digest.hexdigest())
+            lpm.files.note_archive(msgspec.json.encode(unfinished).decode())
             failpoint("archive-noted")
     except UsageError as error:
-        if (
-            inside
-        ):  # it is the data folder that cannot be written, not a file that the user has named
+        if inside:  # the data folder cannot be written: the user has not named a file
             raise StoreFull(str(error)) from error
         raise
-    return begun
+    return unfinished
+
+
+def _compressing(
+    file: BinaryIO, compress: bool
+) -> AbstractContextManager[BinaryIO] | AbstractContextManager[ZstdFile]:
+    if compress:
+        return ZstdFile(file, "w", options=ZSTD_OPTIONS)
+    return nullcontext(file)
 
 
 @contextmanager
 def _reading(target: Path, compress: bool) -> Iterator[BinaryIO | ZstdFile]:
     with target.open("rb") as file:
-        if hasattr(
-            os, "posix_fadvise"
-        ):  # what is compared is to come from the disk, not from memory
+        if hasattr(os, "posix_fadvise"):  # compare what is on disk, not what is in memory
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with ZstdFile(file) if compress else nullcontext(file) as lines:
+        if not compress:
+            yield file
+            return
+        with ZstdFile(file) as lines:
             yield lines
 
 
-def _holds(begun: _Begun) -> bool:
-    """Whether the file of an archive is what was written to it."""
+def _holds(unfinished: _UnfinishedArchive) -> bool:
+    """Return whether the file of an archive holds what was written to it."""
     read, found = 0, sha256()
     try:
-        with _reading(begun.path, begun.compress) as lines:
+        with _reading(unfinished.path, unfinished.compress) as lines:
             for line in lines:
                 found.update(line)
                 read += 1
     except (OSError, ZstdError, EOFError):
         return False
-    return (read, found.hexdigest()) == (begun.results, begun.sha256)
+    return (read, found.hexdigest()) == (unfinished.results, unfinished.sha256)
 
 
-def _verify(begun: _Begun) -> None:
-    if not _holds(begun):
-        target = begun.path
+def _verify(unfinished: _UnfinishedArchive) -> None:
+    if not _holds(unfinished):
+        target = unfinished.path
         aside = target.rename(target.with_name(f"{target.name}.damaged"))
         raise StoreError(
-            f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was"
+            f"{aside} does not hold what was written to it: the disk fails; pending/ is unchanged"
         )
 
 
-def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
-    """Note what the file holds as archived: exactly that, whatever has come in meanwhile."""
-    with _reading(begun.path, begun.compress) as lines:
-        while batch := [
-            msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)
-        ]:
+def _mark(lpm: LocalPersistenceManager, unfinished: _UnfinishedArchive) -> None:
+    """Mark exactly the results in the file as archived, none that came in meanwhile."""
+    with _reading(unfinished.path, unfinished.compress) as lines:
+        task_ids = (msgspec.json.decode(line, type=_Line).task_id for line in lines)
+        while batch := list(islice(task_ids, BATCH_SIZE)):
             lpm.files.mark_archived(batch, lpm.now())
             failpoint("archive-marked")
     lpm.files.note_archive(None)
 
 
 def _sweep(lpm: LocalPersistenceManager) -> None:
-    """Remove from pending/ what has left it by the ledger, also what a kill left there; strangers'
-    files stay."""
+    """Remove the files in pending/ whose results have left it, by the ledger. Others' files
+    stay."""
     with os.scandir(lpm.pending) as entries:
         names = (entry.name[:-5] for entry in entries if entry.name.endswith(".json"))
         task_ids = (name for name in names if _TASK_ID.fullmatch(name))
-        while batch := list(islice(task_ids, BATCH)):
+        while batch := list(islice(task_ids, BATCH_SIZE)):
             for task_id in lpm.files.those_gone(batch):
                 lpm.files.remove(task_id)
 
 
 def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
-    """Remove the segments last written before that time, unless a writer has them or a Gateway is
-    to get their results.
+    """Remove the segments last written before a time, except those that a writer uses or that hold
+    pages for a Gateway.
 
-    The results let go of their pages first and the file goes last: killed in between, it can be
-    called again.
+    The ledger forgets the pages before the file is removed. If killed in between, it can be called
+    again.
     """
     removed = size = pages = in_use = for_gateway = 0
-    with keeping(lpm):
+    with maintenance_lock(lpm):
         old = raw_pages.older(lpm.raw, before)
-        for begin in range(0, len(old), _SEGMENTS):
-            group = old[begin : begin + _SEGMENTS]
+        for begin in range(0, len(old), _MAX_LOCKED_SEGMENTS):
+            group = old[begin : begin + _MAX_LOCKED_SEGMENTS]
             with raw_pages.locked(group) as free:
                 wanted = lpm.outbox.wanted_segments()
                 gone = [path for path in free if path.name not in wanted]

@@ -1,4 +1,18 @@
-"""Bundle."""
+"""Bundles: one file that carries results and their pages to another ledger.
+
+A bundle is a tar file compressed with zstd. Both sides hold one part of it in memory:
+
+    records/000001.jsonl    up to 500 results in their usual form; `raw` points into the next
+                            member, and `carried` has what else the ledger knows of them
+    raw/000001.warc.gz      their pages, byte for byte; missing if there are none
+    records/000002.jsonl    …
+    manifest.json           where the bundle comes from, its counts, and the size and SHA-256 of
+                            every member
+
+The manifest's own SHA-256 is the bundle's checksum. A reader accepts only these members, in this
+order, with exactly the headers that the writer gives them. It stores nothing before it has verified
+the whole file.
+"""
 
 import sys
 import tarfile
@@ -25,22 +39,30 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
 from crawler.results import whole_file
-from crawler.results.archive import BATCH, CHECKED, keeping
+from crawler.results.archive import BATCH_SIZE, ZSTD_OPTIONS, maintenance_lock
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdFile
+    from compression.zstd import DecompressionParameter, ZstdError, ZstdFile
 else:
-    from backports.zstd import ZstdFile
+    from backports.zstd import DecompressionParameter, ZstdError, ZstdFile
 
 VERSION = 1
 PART_BYTES = 8_000_000
-"""A part is full when its records or its pages have so many bytes: this is what both sides hold in
-memory."""
+"""Size of records or pages at which a part is full."""
+_MAX_PAGE_BYTES = 1 << 30
+_MAX_HEADER_BYTES = 1_000_000
+_MAX_MEMBER_OVERHEAD = 32_000_000
+"""Maximum size of a member beyond one page of the largest size."""
+_MAX_WINDOW_LOG = 23
+"""The writer's zstd frames need a window of 2 MB. A frame that asks for more than 8 MB is not
+ours."""
+_MAX_REASON_LENGTH = 500
+_MAX_JOB_NAME_LENGTH = 100
 RECORDS, PAGES, MANIFEST = "records/{:06}.jsonl", "raw/{:06}.warc.gz", "manifest.json"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-Span = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Moment = Annotated[float, msgspec.Meta(ge=0, le=253402300799)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Timestamp = Annotated[float, msgspec.Meta(ge=0, le=253402300799)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -53,7 +75,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The last member: what the others have to be."""
+    """The last member, which describes the others."""
 
     format: Literal["crawler bundle"]
     version: int
@@ -68,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundled(msgspec.Struct, frozen=True):
-    """What was bundled; no file where there was nothing."""
+    """What was bundled; `file` is None if there was nothing to bundle."""
 
     results: int
     pages: int
@@ -79,31 +101,31 @@ class Bundled(msgspec.Struct, frozen=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger knows of a result beyond the shape it has everywhere."""
+    """What the ledger knows of a result beyond its usual form."""
 
     content_type: str
     bytes: Count
-    fetch_ms: Span
-    imported_at: Moment
-    completed_at: Moment
+    fetch_ms: Duration
+    imported_at: Timestamp
+    completed_at: Timestamp
     external_id: str | None
 
 
 class Maker(msgspec.Struct, frozen=True):
-    """What made the record: a parser, or a site's configuration."""
+    """The parser or the site's configuration that made a record."""
 
     name: str
     version: str
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `records/`, as far as the ledger keeps it."""
+    """The fields of a line of `records/` that the ledger stores."""
 
     task_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     parcel_id: str | None
     data: dict[str, Any]
     scraped_at: Annotated[datetime, msgspec.Meta(tz=True)]
-    parse_duration_ms: Span
+    parse_duration_ms: Duration
     raw_html_hash: Digest
     url: str
     final_url: str
@@ -123,83 +145,94 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 def bundle(
     lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since: float | None, raw: bool
 ) -> Bundled:
-    """Write results and their pages to one file, whole or not at all; a page that cannot be read is
+    """Write results and their pages to one file, whole or not at all. Pages that cannot be read are
     left out."""
-    with keeping(lpm, shared=True):
-        horizon = lpm.timeline.last_event()
+    with maintenance_lock(lpm, shared=True):
+        last_event = lpm.timeline.last_event()
         found = lpm.results.read_numbered(job, since)
         first = next(found, None)
         if first is None:
             return Bundled(0, 0, 0, None, 0, None)
-        with whole_file(output, lpm.folder) as file, ZstdFile(file, "w", options=CHECKED) as out:
+        with (
+            whole_file(output, lpm.folder) as file,
+            ZstdFile(file, "w", options=ZSTD_OPTIONS) as out,
+        ):
             writer = _Writer(lpm, job, out, raw)
             for task, result in chain([first], found):
                 writer.add(task, result)
             writer.flush()
-            manifest = msgspec.json.encode(
-                Manifest(
-                    format="crawler bundle",
-                    version=VERSION,
-                    crawler=__version__,
-                    ledger=lpm.store.id,
-                    created_at=iso(lpm.now()),
-                    job=job.name if job else None,
-                    since=None if since is None else iso(since),
-                    results=writer.results,
-                    pages=writer.pages,
-                    members=tuple(writer.members),
-                )
-            )
+            manifest = msgspec.json.encode(writer.manifest(since))
             writer.write(MANIFEST, manifest)
             out.write(bytes(2 * tarfile.BLOCKSIZE))
         file_name = printable(str(output.absolute()))
-        lpm.timeline.note_export(file_name, "bundle", job, since, writer.results, horizon)
-    size = output.stat().st_size
-    checksum = sha256(manifest).hexdigest()
+        lpm.timeline.note_export(file_name, "bundle", job, since, writer.results, last_event)
     return Bundled(
-        writer.results, writer.pages, writer.unreadable, printable(str(output)), size, checksum
+        results=writer.results,
+        pages=writer.pages,
+        unreadable=writer.unreadable,
+        file=printable(str(output)),
+        bytes=output.stat().st_size,
+        checksum=sha256(manifest).hexdigest(),
     )
 
 
 class _Writer:
+    """Collects results into parts, and writes each part when it is full."""
+
     def __init__(
-        self, lpm: LocalPersistenceManager, job: Job | None, out: ZstdFile, raw: bool
+        self, lpm: LocalPersistenceManager, job: Job | None, out: ZstdFile, with_pages: bool
     ) -> None:
-        self._lpm, self._job, self._out, self._raw = lpm, job, out, raw
+        self._lpm, self._job, self._out, self._with_pages = lpm, job, out, with_pages
         self._records: list[bytes] = []
-        self._stored: list[bytes] = []
-        self._sizes = [0, 0]
+        self._pages: list[bytes] = []
+        self._record_bytes = self._page_bytes = 0
         self._number = 1
         self.results = self.pages = self.unreadable = 0
         self.members: list[Member] = []
 
     def add(self, task: int, result: dict[str, Any]) -> None:
-        page = self._page(result)
-        place = {
-            "segment": PAGES.format(self._number),
-            "offset": self._sizes[1],
-            "length": len(page),
-        }
-        line = (
-            msgspec.json.encode(
-                result | {"raw": place if page else None, "carried": self._carried(task)}
-            )
-            + b"\n"
-        )
+        """Add a result and its page."""
+        page, place = self._read_page(result), None
+        if page:
+            segment = PAGES.format(self._number)
+            place = Raw(segment=segment, offset=self._page_bytes, length=len(page))
+        added = {"raw": place, "carried": self._carried(task)}
+        line = msgspec.json.encode(result | added) + b"\n"
         self._records.append(line)
-        self._stored.append(page)
-        self._sizes = [self._sizes[0] + len(line), self._sizes[1] + len(page)]
-        self.results, self.pages = self.results + 1, self.pages + bool(page)
-        if len(self._records) == BATCH or max(self._sizes) >= PART_BYTES:
+        self._pages.append(page)
+        self._record_bytes += len(line)
+        self._page_bytes += len(page)
+        self.results += 1
+        self.pages += bool(page)
+        is_full = max(self._record_bytes, self._page_bytes) >= PART_BYTES
+        if is_full or len(self._records) == BATCH_SIZE:
             self.flush()
 
-    def _page(self, result: dict[str, Any]) -> bytes:
+    def manifest(self, since: float | None) -> Manifest:
+        """Return the manifest of all that was written."""
+        return Manifest(
+            format="crawler bundle",
+            version=VERSION,
+            crawler=__version__,
+            ledger=self._lpm.store.id,
+            created_at=iso(self._lpm.now()),
+            job=self._job.name if self._job else None,
+            since=None if since is None else iso(since),
+            results=self.results,
+            pages=self.pages,
+            members=tuple(self.members),
+        )
+
+    def _read_page(self, result: dict[str, Any]) -> bytes:
+        """Return a result's page, empty if there is none to bundle."""
         place = msgspec.convert(result["raw"], Raw | None)
-        if not self._raw or place is None or self._lpm.pages.is_given_up(place, self._job):
+        if not self._with_pages or place is None:
+            return b""
+        if self._lpm.pages.is_given_up(place, self._job):
             return b""
         try:
             page = raw_pages.member(self._lpm.raw, place)
-            check_page(page, result["raw_html_hash"], limit=1 << 30)
+            check_page(page, result["raw_html_hash"], limit=_MAX_PAGE_BYTES)
         except (StoreError, ValueError):
             self.unreadable += 1
             return b""
@@ -210,65 +243,56 @@ class _Writer:
         return Carried(**dict(zip(Carried.__struct_fields__, row, strict=True)))
 
     def flush(self) -> None:
+        """Write the current part."""
         if self._records:
             self.write(RECORDS.format(self._number), b"".join(self._records))
-        if any(self._stored):
-            self.write(PAGES.format(self._number), b"".join(self._stored))
-        self._records, self._stored, self._sizes = [], [], [0, 0]
+        if self._page_bytes:
+            self.write(PAGES.format(self._number), b"".join(self._pages))
+        self._records, self._pages = [], []
+        self._record_bytes = self._page_bytes = 0
         self._number += 1
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a member."""
         self._out.write(tar_header(name, len(data)))
         self._out.write(data)
         self._out.write(bytes(-len(data) % tarfile.BLOCKSIZE))
-        self.members.append(entry(name, data))
+        self.members.append(member_of(name, data))
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The header of a member: the same for the same name and size, always."""
+    """Return the header of a member, which depends on its name and size only."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
 
 
-def entry(name: str, data: bytes) -> Member:
-    """What the manifest says of a member."""
+def member_of(name: str, data: bytes) -> Member:
+    """Return the manifest's entry for a member."""
     return Member(name, len(data), sha256(data).hexdigest())
 
 
 def check_page(page: bytes, digest: str, limit: int) -> None:
-    """ValueError unless this is one whole stored page whose decoded body has that digest."""
+    """Raise ValueError unless this is one whole stored page whose decoded body has that digest."""
     try:
-        body = decoded(*raw_pages.unpack(page, limit + 1_000_000), limit)
+        body = decoded(*raw_pages.unpack(page, limit + _MAX_HEADER_BYTES), limit)
     except FetchError as error:
         raise ValueError(str(error)) from None
     if sha256(body).hexdigest() != digest:
-        raise ValueError("its body has not the SHA-256 that its record says")
-
-
-if sys.version_info >= (3, 14):
-    from compression.zstd import DecompressionParameter, ZstdError, ZstdFile
-else:
-    from backports.zstd import DecompressionParameter, ZstdError, ZstdFile
-
-_ROOM = 32_000_000
-"""What a member may have beyond one page of the largest size."""
-_WINDOW_LOG = 23
-"""The writer's zstd frames need 2 MB of history; one that asks for more than 8 MB is none of
-ours."""
+        raise ValueError("its body does not have the SHA-256 that its record says")
 
 
 class Unbundled(msgspec.Struct, frozen=True):
-    """What became of a bundle's results: new, known, or (of the known) without a result in this
-    ledger."""
+    """What became of a bundle's results."""
 
     results: int
     new: int
     known: int
     open: int
+    """Known tasks that have no result in this ledger."""
     pages: int
     added_pages: int
-    """Pages of known results that were lacking here."""
+    """Pages that known results lacked here."""
     job: str | None
     checksum: str
 
@@ -279,27 +303,26 @@ def unbundle(
     max_body: int,
     stored: Callable[[list[str]], None] = lambda task_ids: None,
 ) -> Unbundled:
-    """Store the results and pages of a bundle that this ledger does not have yet, once all of it
-    was found to be sound.
+    """Verify a bundle, then store the results and pages that this ledger does not have yet.
 
-    `stored` is told of each part's tasks once they are here, whether they were new or known.
+    `stored` is called with the tasks of each part once they are stored, new or known.
     """
     try:
+        if not path.exists():
+            raise InputError(str(path), "there is no such file")
         if not path.is_file():
-            raise InputError(
-                str(path), "is not a file" if path.exists() else "there is no such file"
-            )
+            raise InputError(str(path), "is not a file")
         with path.open("rb") as file:
             reader = _Reader(str(path), file, max_body)
             reader.verify()
-            with keeping(lpm):
+            with maintenance_lock(lpm):
                 return _store(lpm, path, reader, stored)
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror or error})") from None
 
 
 class _Reader:
-    """A bundle that may be damaged, or made to do damage."""
+    """Reads a bundle, which may be damaged or malicious."""
 
     manifest: Manifest
     checksum: str
@@ -308,7 +331,7 @@ class _Reader:
         self._name, self._file, self._max_body = name, file, max_body
 
     def verify(self) -> None:
-        """Read all of it and compare it with its manifest."""
+        """Read the whole bundle, and compare it with its manifest."""
         results = pages = 0
         for number, data, raw in self._parts():
             records = self._records(number, data)
@@ -317,41 +340,34 @@ class _Reader:
         manifest = self.manifest
         if (results, pages) != (manifest.results, manifest.pages):
             raise self._bad(
-                f"has {results:,} results and {pages:,} pages, but its manifest says {manifest.results:,} and "
-                f"{manifest.pages:,}"
+                f"has {results:,} results and {pages:,} pages, "
+                f"but its manifest says {manifest.results:,} and {manifest.pages:,}"
             )
 
     def batches(self) -> Iterator[list[tuple[Record, bytes | None]]]:
-        """The results with their pages, once they are verified."""
+        """Yield the results of each part with their pages; the bundle must be verified."""
         for number, data, raw in self._parts(self.manifest.members):
-            yield [
-                (
-                    record,
-                    raw[record.raw.offset : record.raw.offset + record.raw.length]
-                    if record.raw
-                    else None,
-                )
-                for record in self._records(number, data)
-            ]
+            yield [(record, _page_of(record, raw)) for record in self._records(number, data)]
 
     def _bad(self, reason: str) -> InputError:
-        return InputError(self._name, printable(reason)[:500])
+        return InputError(self._name, printable(reason)[:_MAX_REASON_LENGTH])
 
     def _parts(self, expected: Sequence[Member] = ()) -> Iterator[tuple[int, bytes, bytes]]:
-        """The records and pages of each part; then the manifest must be that of all members before
-        it."""
+        """Yield the number, records and pages of each part, then check the manifest against all
+        members before it."""
         self._file.seek(0)
         seen: list[Member] = []
         number, records, manifest = 0, None, None
         for name, data in self._members():
             if manifest is not None:
-                raise self._bad(f"has {name} behind its manifest")
+                raise self._bad(f"has {name} after its manifest")
             if name != MANIFEST:
-                seen.append(entry(name, data))
-                if expected and [seen[-1]] != list(expected[len(seen) - 1 : len(seen)]):
+                member = member_of(name, data)
+                if expected and [member] != list(expected[len(seen) : len(seen) + 1]):
                     raise self._bad(
                         "was changed while it was read; what was stored of it is sound; try again"
                     )
+                seen.append(member)
             if records is not None and name != PAGES.format(number):
                 yield number, records, b""
                 records = None
@@ -367,18 +383,15 @@ class _Reader:
                     f"has {name} where {RECORDS.format(number + 1)} or {MANIFEST} was expected"
                 )
         if manifest is None:
-            raise self._bad("has no manifest: it is cut off")
+            raise self._bad("has no manifest: it is truncated")
         self._read_manifest(manifest, tuple(seen))
 
     def _read_manifest(self, data: bytes, seen: tuple[Member, ...]) -> None:
         try:
-            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get(
-                "version", msgspec.Raw(b"0")
-            )
-            if msgspec.json.decode(version, type=int) > VERSION:
-                raise self._bad(
-                    f"was written by a newer version of crawler (format {bytes(version).decode()})"
-                )
+            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            version = msgspec.json.decode(fields.get("version", b"0"), type=int)
+            if version > VERSION:
+                raise self._bad(f"was written by a newer version of crawler (format {version})")
             self.manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise self._bad(f"its manifest cannot be read ({error})") from None
@@ -392,48 +405,44 @@ class _Reader:
         self.checksum = sha256(data).hexdigest()
 
     def _members(self) -> Iterator[tuple[str, bytes]]:
+        options: dict[int, int] = {DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
         try:
-            with ZstdFile(
-                self._file, options={DecompressionParameter.window_log_max: _WINDOW_LOG}
-            ) as tar:
+            with ZstdFile(self._file, options=options) as tar:
                 while (header := _exactly(tar, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
                     name, size = self._read_header(header)
                     data = _exactly(tar, size)
                     if any(_exactly(tar, -size % tarfile.BLOCKSIZE)):
-                        raise self._bad(f"has something hidden behind {name}")
+                        raise self._bad(f"has something hidden after {name}")
                     yield name, data
                 if any(_exactly(tar, tarfile.BLOCKSIZE)) or tar.read(1):
-                    raise self._bad("has something behind its end")
+                    raise self._bad("has something after its end")
         except ZstdError as error:
-            raise self._bad(f"is no bundle, or is damaged ({error})") from None
+            raise self._bad(f"is not a bundle, or is damaged ({error})") from None
         except EOFError:
-            raise self._bad("is cut off") from None
+            raise self._bad("is truncated") from None
 
     def _read_header(self, header: bytes) -> tuple[str, int]:
-        """The name and size of a member whose header is, to the last bit, the one that the writer
-        gives it."""
+        """Return the name and size of a member; its header must be exactly the writer's."""
         try:
             info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
-            if info.size > _ROOM + self._max_body:
+            if info.size > _MAX_MEMBER_OVERHEAD + self._max_body:
                 raise self._bad(
-                    f"{info.name} has {info.size:,} bytes, more than a bundle's members have; where its pages are "
-                    "that large, raise CRAWLER_MAX_BODY"
+                    f"{info.name} has {info.size:,} bytes, more than a bundle's members have; "
+                    "if its pages are that large, raise CRAWLER_MAX_BODY"
                 )
             if header == tar_header(info.name, info.size):
                 return info.name, info.size
         except (tarfile.TarError, ValueError):
             pass
         raise self._bad(
-            "is no bundle, or is damaged (a member that `results bundle` does not write)"
+            "is not a bundle, or is damaged (a member that `results bundle` does not write)"
         )
 
     def _records(self, number: int, data: bytes) -> list[Record]:
-        lines = data.split(b"\n")
-        if lines.pop() or not 0 < len(lines) <= BATCH:
-            raise self._bad(f"{RECORDS.format(number)} has not between 1 and {BATCH} whole lines")
-        return [
-            self._record(line, RECORDS.format(number), place) for place, line in enumerate(lines, 1)
-        ]
+        lines, name = data.split(b"\n"), RECORDS.format(number)
+        if lines.pop() or not 0 < len(lines) <= BATCH_SIZE:
+            raise self._bad(f"{name} has not between 1 and {BATCH_SIZE} whole lines")
+        return [self._record(line, name, place) for place, line in enumerate(lines, 1)]
 
     def _record(self, line: bytes, name: str, place: int) -> Record:
         try:
@@ -444,16 +453,15 @@ class _Reader:
         return record
 
     def _check_pages(self, number: int, records: Sequence[Record], raw: bytes) -> int:
+        """Check the pages of a part, which must follow each other. Returns how many there are."""
         end = pages = 0
         for place, record in enumerate(records, 1):
             if record.raw is None:
                 continue
             where = f"the page of {RECORDS.format(number)}, line {place},"
             begin, end = end, end + record.raw.length
-            if (record.raw.segment, record.raw.offset) != (
-                PAGES.format(number),
-                begin,
-            ) or not begin < end <= len(raw):
+            is_next = (record.raw.segment, record.raw.offset) == (PAGES.format(number), begin)
+            if not is_next or not begin < end <= len(raw):
                 raise self._bad(f"{where} is not where its record says")
             try:
                 check_page(raw[begin:end], record.raw_html_hash, self._max_body)
@@ -463,6 +471,12 @@ class _Reader:
         if end != len(raw):
             raise self._bad(f"{PAGES.format(number)} holds more than the pages of its records")
         return pages
+
+
+def _page_of(record: Record, raw: bytes) -> bytes | None:
+    if record.raw is None:
+        return None
+    return raw[record.raw.offset : record.raw.offset + record.raw.length]
 
 
 def _exactly(tar: ZstdFile, size: int) -> bytes:
@@ -477,21 +491,19 @@ def _store(
 ) -> Unbundled:
     source, manifest = printable(str(path.absolute())), reader.manifest
     key = f"bundle:{reader.checksum}"
-    begun = lpm.imports.is_open(key)
-    job, new, added, open_ = None, 0, 0, 0
+    was_broken_off = lpm.imports.is_open(key)
+    job = None
+    new = added_pages = without_result = 0
     with ExitStack() as importing:
         for batch in reader.batches():
             known = lpm.results.known([record.task_id for record, _ in batch])
-            open_ += sum(not has_result for has_result in known.values())
-            fresh = {
-                record.task_id: (record, page)
-                for record, page in batch
-                if record.task_id not in known
-            }
-            if job is None and (fresh or begun):
+            without_result += sum(not has_result for has_result in known.values())
+            unknown = [(record, page) for record, page in batch if record.task_id not in known]
+            fresh = {record.task_id: (record, page) for record, page in unknown}
+            if job is None and (fresh or was_broken_off):
                 job = lpm.imports.open_job(
                     key=key,
-                    name=printable(manifest.job or path.name)[:100],
+                    name=printable(manifest.job or path.name)[:_MAX_JOB_NAME_LENGTH],
                     queue="default",
                     source="bundle",
                     source_file=source,
@@ -501,27 +513,27 @@ def _store(
                 )
                 importing.enter_context(lpm.importing(job))
             if fresh and job:
-                insert = _Insert(
-                    [record for record, _ in fresh.values()], job, source, reader, lpm.now()
-                )
+                records = [record for record, _ in fresh.values()]
+                insert = _Insert(records, job, source, reader, lpm.now())
                 lpm.save_carried([page for _, page in fresh.values()], insert)
                 failpoint("unbundled")
-            added += _add_pages(
-                lpm,
-                [(record, page) for record, page in batch if record.task_id in known],
-                reader,
-                source,
-            )
+            others = [(record, page) for record, page in batch if record.task_id in known]
+            added_pages += _add_pages(lpm, others, reader, source)
             stored([record.task_id for record, _ in batch])
             new += len(fresh)
         if job:
             lpm.imports.close(job, lpm.now(), reader.checksum, manifest.results)
             lpm.jobs.finalise(lpm.now())
     lpm.files.secure()
-    known_count = manifest.results - new
-    name = job.name if job else None
     return Unbundled(
-        manifest.results, new, known_count, open_, manifest.pages, added, name, reader.checksum
+        results=manifest.results,
+        new=new,
+        known=manifest.results - new,
+        open=without_result,
+        pages=manifest.pages,
+        added_pages=added_pages,
+        job=job.name if job else None,
+        checksum=reader.checksum,
     )
 
 
@@ -531,7 +543,7 @@ def _add_pages(
     reader: _Reader,
     source: str,
 ) -> int:
-    """Take in the pages that known results lack, as after a bundle without pages; returns how
+    """Store the pages that known results lack, as after a bundle without pages. Returns how
     many."""
     pages = {
         (record.task_id, record.raw_html_hash): page for record, page in known if page is not None
@@ -540,7 +552,7 @@ def _add_pages(
     lacking = [
         (task, pages[task_id, digest])
         for task, task_id, digest, segment, end in lpm.results.digests(list(tasks))
-        if tasks[task_id] == digest  # else it is another page of that URL
+        if tasks[task_id] == digest  # otherwise it is another page of that URL
         and not (segment and lpm.pages.has_segment(segment, end))
     ]
 
@@ -559,18 +571,13 @@ def _add_pages(
 
 
 class _Insert:
-    """Puts results into the ledger as its own, held until a command sends them to a Gateway."""
+    """Inserts results into the ledger, held until a command sends them to a Gateway."""
 
     def __init__(
         self, records: Sequence[Record], job: Job, source: str, reader: _Reader, now: float
     ) -> None:
-        self._records, self._job, self._source, self._reader, self._now = (
-            records,
-            job,
-            source,
-            reader,
-            now,
-        )
+        self._records, self._job, self._source = records, job, source
+        self._reader, self._now = reader, now
 
     def __call__(self, db: Database, places: Sequence[Raw | None]) -> list[int]:
         tasks = [

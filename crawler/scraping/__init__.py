@@ -1,4 +1,4 @@
-"""One attempt at a page: permit, fetch, judge, parse; and pages parsed again from the store."""
+"""One attempt at a page: permit, fetch, judge, parse. Stored pages can be parsed again."""
 
 import random
 import shlex
@@ -36,15 +36,18 @@ charset.load()
 
 Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
 
-MEMORY_PER_BYTE, MAX_MEMORY = 100, 64_000_000
-"""Memory for parsing a page: this many times its size, up to the maximum."""
-_encode = msgspec.json.Encoder().encode
-MIN_FREE = 10_000_000
+PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
+"""Memory for parsing a page: this many times its size, up to the maximum in bytes."""
+MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
-"""How long a page waits outside the permit for a robots.txt that another page could not get."""
-MAX_RECORD = 8_000_000
-"""Bytes of a record as JSON."""
+"""Maximum pause outside the permit, after another page could not get robots.txt."""
+MAX_RECORD_BYTES = 8_000_000
+"""Maximum size of a record as JSON."""
+_MAX_STORED_BODY = 1 << 30
+"""Maximum body of a stored page. The setting does not apply: it may have been higher before."""
+_NOT_MODIFIED = 304
+_encode = msgspec.json.Encoder().encode
 
 
 class FetchOptions(msgspec.Struct, frozen=True):
@@ -55,7 +58,7 @@ class FetchOptions(msgspec.Struct, frozen=True):
 
 
 class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of a page."""
+    """The verdict on a page, and its record."""
 
     verdict: Verdict
     record: dict[str, Any] = {}
@@ -98,7 +101,7 @@ class Attempt:
         try:
             page = await self._fetch_page(conditional)
             self._note(page=page)
-            if page.status == 304 and conditional:
+            if page.status == _NOT_MODIFIED and conditional:
                 self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
             else:
                 began = time.perf_counter()
@@ -181,8 +184,9 @@ class Attempt:
             request = replace(plain, headers=(*site.headers, *conditional))
         page = await self._fetch(request, pass_gate)
         known = self._task.known
-        if page.status == 304 and conditional and known and page.final_url != known.final_url:
-            page = await self._fetch(plain, pass_gate)  # this is not the page that is known
+        unchanged = page.status == _NOT_MODIFIED and conditional
+        if unchanged and known and page.final_url != known.final_url:
+            page = await self._fetch(plain, pass_gate)  # another page than the known one
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
 
     def _apply(self, page: Page, parsed: ParsedPage, parse_ms: float) -> None:
@@ -207,7 +211,8 @@ class Attempt:
         self._fail(verdict, message, wait_s)
 
     def _fail(self, verdict: Verdict, message: str, retry_after_s: float | None) -> None:
-        """Decide about a failure: by its class, the attempts left, and the server's wish."""
+        """Decide whether to try again: by the kind of failure, the attempts left and the server's
+        Retry-After."""
         policy, failures = self._site.retry, self._task.failures
         kind = verdict.retry or RetryClass.GIVE_UP
         self._note(
@@ -225,8 +230,8 @@ class Attempt:
             self._note(status=TaskStatus.SKIPPED)
 
     def _pause(self, error: FetchError) -> NotNow:
-        """Return the pause of a host whose robots.txt another page could not get. If the domain's
-        permit keeps it, the page soon waits there, and a reset wakes it."""
+        """Return the pause of a host whose robots.txt another page could not get. The permit of a
+        limited domain keeps that pause: the page waits there, and a reset ends the wait."""
         wait_s = error.retry_after_s or 0.0
         if self._outcome.rule.limited:
             wait_s = min(wait_s, MAX_PAUSE_S)
@@ -241,20 +246,22 @@ class Attempt:
         )
 
 
-def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
-    """Judge and parse a page; needs nothing but the page, so that a stored one can be read again.
+# Judging and parsing
 
-    From here on the record's memory counts for the page, because it waits for the store like the
-    body.
+
+def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
+    """Judge and parse a page. It needs nothing but the page, so it works for stored ones, too.
+
+    The record's memory counts against the page's budget until the page is stored, like the body's.
     """
     budget = budget or Budget()
-    needed = min(MEMORY_PER_BYTE * len(page.body), MAX_MEMORY)
+    needed = min(PARSE_MEMORY_FACTOR * len(page.body), MAX_PARSE_MEMORY)
     before = budget.held
     budget.hold(needed)
     try:
         if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
-            # Libraries crash, or blame the page, if memory runs out while they work.
-            check_free(needed + MIN_FREE)
+            # Libraries crash or report a broken page if memory runs out while they work.
+            check_free(needed + MIN_FREE_MEMORY)
         read = _examined(page, site, budget)
     finally:
         budget.release(budget.held - before)
@@ -287,7 +294,9 @@ def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
 def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedPage:
     copied = len(html) * (html is not page.body)
     tree = parse(html, budget, copied)
-    look = budget.look if len(html) > SMALL else _do_nothing
+    look = _do_nothing
+    if len(html) > SMALL:
+        look = budget.look
     look()
     verdict = judge(page, html, tree, budget)
     if not verdict.completed:
@@ -306,8 +315,8 @@ def _do_nothing() -> None:
 
 
 def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> ParsedPage:
-    """Parse what is not HTML: JSON and plain text give a record, all else none but the site's
-    fields, which only HTML has."""
+    """Parse a page that is not HTML. Only JSON and plain text have a record; the site's fields are
+    empty, because they need HTML."""
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
@@ -326,24 +335,26 @@ def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> Parse
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
-    """Encode a record; if it is too large, cut the largest parts, but never a site's fields."""
+    """Encode a record. If it is too large, halve its largest parts, but never a site's fields."""
     pieces: list[bytes] = []
     sizes: dict[str, int] = {}
     total = 1
-    for name, value in record.items():  # one at a time: all together may be far too large
+    for name, value in record.items():  # one at a time, because all may be far too large
         piece = b"%b:%b" % (_encode(name), _encode(value))
         sizes[name] = len(piece) + 1
         total += sizes[name]
-        if total <= MAX_RECORD:
+        if total <= MAX_RECORD_BYTES:
             pieces.append(piece)
-    if total <= MAX_RECORD:
+    if total <= MAX_RECORD_BYTES:
         return b"{%b}" % b",".join(pieces)
     pieces.clear()
-    while total > MAX_RECORD:
+    while total > MAX_RECORD_BYTES:
         budget.look()
         largest = max(sizes.keys() - fields, key=lambda name: sizes[name], default=None)
         if largest is None:
-            raise FetchError("too_large", f"the page's fields have more than {MAX_RECORD:,} bytes")
+            raise FetchError(
+                "too_large", f"the page's fields have more than {MAX_RECORD_BYTES:,} bytes"
+            )
         total -= sizes.pop(largest)
         record[largest] = half = _first_half(record[largest])
         if not half:
@@ -371,20 +382,18 @@ def _parser(site: Site) -> tuple[str, str]:
 
 
 def is_html(declared: str, body: bytes) -> bool:
-    """Whether a page says that it is HTML, or says nothing and looks like it."""
+    """Return whether a page declares HTML, or declares nothing and looks like HTML."""
     kind = media_type(declared)
     if kind:
         return kind in ("text/html", "application/xhtml+xml")
     return body[:512].lstrip()[:1] == b"<"
 
 
-MAX_BODY = 1 << 30
-"""Today's limits do not matter: a stored page was within those of its day."""
-NOT_MODIFIED = 304
+# Stored pages
 
 
 class StoredPage(msgspec.Struct, frozen=True):
-    """A stored page, and what became of it."""
+    """A stored page, with its task and result."""
 
     page: Page
     task_id: str
@@ -393,7 +402,7 @@ class StoredPage(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What parsing a page again changes, by field; inner fields are named `outer.inner`."""
+    """The difference between two records, by field; inner fields are named `outer.inner`."""
 
     added: dict[str, Any] = {}
     removed: dict[str, Any] = {}
@@ -401,31 +410,32 @@ class Difference(msgspec.Struct, frozen=True):
     """Old and new."""
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return whether the records differ."""
         return bool(self.added or self.removed or self.changed)
 
 
 def find_stored_page(lpm: LocalPersistenceManager, url: str, key: bytes) -> StoredPage:
-    """Return the newest page of a URL with a result, else the newest without.
+    """Return the newest stored page of a URL that has a result, or else the newest one.
 
-    An answer "not modified" has no page. Raises `UsageError` with the reason if there is none.
+    Answers with "304 Not Modified" have no page. Raises `UsageError` with the reason if there is
+    none.
     """
     tasks = lpm.tasks.for_url(key)
     if not tasks:
         raise UsageError(f"{url} was never fetched: no task is known for it")
     failed: StoredPage | None = None
     gone: str | None = None
-    collected = False
+    has_result = False
     for task in tasks:
-        report = lpm.results.report(task)
-        result = report if "data" in report else None
-        collected = collected or result is not None
+        report, result = lpm.results.report(task), None
+        if "data" in report:
+            result, has_result = report, True
         stored = lpm.pages.read(task)
         if stored is None:
             gone = gone or lpm.pages.why_gone(task)
             continue
-        page = stored_page(*stored, report["url"], report.get("final_url"))
-        if page.status == NOT_MODIFIED:
+        page = rebuild_page(*stored, report["url"], report.get("final_url"))
+        if page.status == _NOT_MODIFIED:
             continue
         found = StoredPage(page, report["task_id"], result)
         if result is not None:
@@ -436,7 +446,7 @@ def find_stored_page(lpm: LocalPersistenceManager, url: str, key: bytes) -> Stor
     if gone:
         again = f"{program()} scrape {shlex.quote(url)}"
         raise UsageError(f"the page of {url} {gone}; {again} fetches it again")
-    if collected:
+    if has_result:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")
 
@@ -449,19 +459,22 @@ def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
     return f"its task is {status}"
 
 
-def stored_page(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
+def rebuild_page(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
     """Rebuild a page from its stored header block and body; raises `FetchError` if the body cannot
     be decoded."""
     first, headers = stored_head(head)
     _, _, rest = first.partition(" ")
-    status, _, reason = rest.partition(" ")
+    code, _, reason = rest.partition(" ")
+    status = 0
+    if code.isascii() and code.isdecimal():
+        status = int(code)
     return Page(
         url=url,
         final_url=final_url or url,
-        status=int(status) if status.isascii() and status.isdecimal() else 0,
+        status=status,
         reason=reason,
         headers=headers,
-        body=decoded(head, raw, MAX_BODY),
+        body=decoded(head, raw, _MAX_STORED_BODY),
         raw=raw,
         fetched_at=0.0,
         fetch_s=0.0,
@@ -469,7 +482,7 @@ def stored_page(head: str, raw: bytes, url: str, final_url: str | None = None) -
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
-    """Compare two records as JSON, in which both are kept."""
+    """Compare two records as JSON, the form in which they are stored."""
     found = Difference({}, {}, {})
     _compare(old, msgspec.json.decode(msgspec.json.encode(new)), "", found)
     return found

@@ -1,4 +1,4 @@
-"""The requests of one page: each waits for its own permit, and each is noted."""
+"""The gate that each request of a page passes: it waits for a permit, and notes the request."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from crawler.models import Outcome, Rule, Sent
 from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, PermitClient, Report, Reservation
 
 MAX_HOP_WAIT_S = 120.0
-"""How long a page that has begun may wait for its next permit. Other pages wait in the ledger."""
-LOOK_S = 2.0
-"""How often a page that waits for its permit looks whether its job's limit was raised."""
+"""Maximum wait for the next permit of a page that has begun. Other pages wait in the ledger."""
+RULE_CHECK_S = 2.0
+"""How often a page that waits for its permit checks whether its job's limit was raised."""
 _BUSY = frozenset({"rate", "at a time", "just begun"})
 _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
-"""Reasons for which nothing has reached the domain."""
+"""Failures before anything reached the domain."""
 
 Reserve = Callable[[Ask], Awaitable[Reservation]]
 """Reserves one request; raises `NotNow` if the domain refuses."""
@@ -27,7 +27,7 @@ Check = Callable[[str], Awaitable[None]]
 
 
 class RequestGate:
-    """Lets the requests of one page pass, beginning with the one that was reserved for it.
+    """Lets the requests of one page pass. The first one has a reservation already.
 
     It is closed once, with the outcome of the page.
     """
@@ -56,8 +56,8 @@ class RequestGate:
         """How long this process kept the page waiting: no domain is slowed down for that."""
         self._rule_now = rule_now
         self.waits = waits
-        """Told until when the next request waits for its permit, and None when it goes out; times
-        are those of `time.monotonic`."""
+        """Called with the time (`time.monotonic`) until which the next request waits for its
+        permit, and with None when it is sent."""
         self.sent: list[Sent] = []
         self._delays: dict[str, float] = {}
         self._pauses: dict[str, tuple[float, str]] = {}
@@ -89,7 +89,7 @@ class RequestGate:
         self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
 
     def pause(self, url: str, seconds: float, because: str) -> None:
-        """Note that nothing may go to a URL's domain for so long, and why."""
+        """Note that a URL's domain gets no requests for some seconds, and why."""
         self._pauses[self.domain_of(url)] = (seconds, because)
 
     async def wait(self, domain: str, rule: Rule) -> None:
@@ -100,7 +100,7 @@ class RequestGate:
             reservation, self._reservation = self._reservation, None
         elsewhere, holds_place, late_s = domain != self._domain, False, LATE_S
         if rule.at_a_time and rule.at_a_time * rule.interval_s <= LATE_S:
-            # All that can be late together are no more than what the rate allows in that time.
+            # Even if all are late at once, they are no more than the rate allows in that time.
             late_s = MAX_HOP_WAIT_S
         try:
             while True:
@@ -117,8 +117,8 @@ class RequestGate:
                     continue
                 if time.monotonic() - reservation.at <= late_s:
                     return
-                # A late request could go out together with those behind it. Where this process is
-                # always late, it may go in the end.
+                # A late request could go out together with the next ones, so it gets a new
+                # reservation. The tolerance doubles, in case this process is always late.
                 reservation, late_s = None, 2 * late_s
         except BaseException:
             if holds_place:
@@ -127,10 +127,10 @@ class RequestGate:
 
     async def _sleep_until(self, reservation: Reservation) -> Rule | None:
         """Wait for a reservation's start. If the job's limit was raised meanwhile, return the new
-        one: the reservation is dropped."""
+        rule; the caller drops the reservation."""
         while self._rule_now and (ahead_s := reservation.at - time.monotonic()) > NOTICE_S:
             self.waits(reservation.at)
-            await asyncio.sleep(min(ahead_s - NOTICE_S / 2, LOOK_S))
+            await asyncio.sleep(min(ahead_s - NOTICE_S / 2, RULE_CHECK_S))
             rule = await self._rule_now(reservation.domain)
             if rule.interval_s < reservation.rule.interval_s:
                 return rule
@@ -139,7 +139,8 @@ class RequestGate:
         return None
 
     async def _reserve_patiently(self, domain: str, rule: Rule, slots: bool) -> Reservation:
-        """Reserve. If the domain is only busy, try for a while: else the page would start over."""
+        """Reserve a request. If the domain is only busy, keep trying: otherwise the page would have
+        to start over."""
         ahead_s = max(MAX_HOP_WAIT_S, 3 * rule.interval_s)
         ask = Ask(domain=domain, rule=rule, ahead_s=ahead_s, slots=slots)
         end = time.monotonic() + MAX_HOP_WAIT_S
@@ -152,7 +153,7 @@ class RequestGate:
                 await asyncio.sleep(refusal.wait_s)
 
     def close(self, outcome: Outcome) -> None:
-        """Report the outcome to the domain of the last request; the others have answered."""
+        """Report the outcome to the domain of the last request, and success to the others."""
         asked = {sent.domain: sent for sent in self.sent}
         for domain in {self._domain, *self._delays, *self._pauses, *asked}:
             rule = self.rule(domain)
@@ -179,7 +180,7 @@ class RequestGate:
 
 
 def _told(outcome: Outcome, last: Sent) -> dict[str, Any]:
-    """What the outcome of a page says about the domain of its last request."""
+    """Return what a page's outcome says about the domain of its last request."""
     return {
         "good": outcome.page and outcome.page.status < 500,
         "block": outcome.block,

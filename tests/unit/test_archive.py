@@ -106,7 +106,7 @@ def test_an_archive_is_never_written_over(lpm: LocalPersistenceManager) -> None:
     target = lpm.folder / "mine.jsonl"
     target.write_text("mine")
 
-    with pytest.raises(UsageError, match="never written over"):
+    with pytest.raises(UsageError, match="never overwritten"):
         archive.archive(lpm, target, compress=False)
     assert target.read_text() == "mine"
     assert len(pending(lpm)) == 3
@@ -124,7 +124,9 @@ def test_an_archive_that_reads_back_wrong_is_set_aside(tmp_path: Path, harm: str
         data[len(data) // 2] ^= 1
     target.write_bytes(data[:-3] if harm == "cut" else data)
 
-    begun = archive._Begun(os.fsencode(target).hex(), True, 2, sha256(b"".join(lines)).hexdigest())
+    begun = archive._UnfinishedArchive(
+        os.fsencode(target).hex(), True, 2, sha256(b"".join(lines)).hexdigest()
+    )
     with pytest.raises(StoreError, match=r"damaged does not hold"):
         archive._verify(begun)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.zst.damaged"]
@@ -133,9 +135,9 @@ def test_an_archive_that_reads_back_wrong_is_set_aside(tmp_path: Path, harm: str
 def test_one_keeps_at_a_time(lpm: LocalPersistenceManager) -> None:
     """While one archives or prunes another is told so; bundles are written side by side, and keep
     prune away."""
-    with archive.keeping(lpm), pytest.raises(UsageError, match="at work"):
+    with archive.maintenance_lock(lpm), pytest.raises(UsageError, match="at work"):
         archive.archive(lpm, None, compress=True)
-    with archive.keeping(lpm, shared=True):
+    with archive.maintenance_lock(lpm, shared=True):
         assert bundle.bundle(lpm, lpm.folder / "b", job=None, since=None, raw=True).pages == 3
         with pytest.raises(UsageError, match="at work"):
             archive.prune(lpm, time.time() + 60, dry_run=False)

@@ -17,7 +17,7 @@ from crawler.errors import InputError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Raw
 from crawler.results import bundle
-from crawler.results.archive import CHECKED
+from crawler.results.archive import ZSTD_OPTIONS
 from crawler.results.bundle import unbundle
 from tests.support.patient import look, wrong
 from tests.support.tasks import collect, done, new
@@ -73,7 +73,7 @@ def other(data: bytes = b"", **fields: Any) -> Entry:
 
 
 def pack(path: Path, entries: Sequence[Entry], end: bytes = bytes(1024)) -> Path:
-    with ZstdFile(path, "w", options=CHECKED) as out:
+    with ZstdFile(path, "w", options=ZSTD_OPTIONS) as out:
         for header, data in entries:
             out.write(header + data + bytes(-len(data) % 512))
         out.write(end)
@@ -249,7 +249,7 @@ def test_a_truncated_bundle(entries: list[Entry], tmp_path: Path, cut: int) -> N
     """A file that ends too early, wherever."""
     path = pack(tmp_path / "b", entries)
     path.write_bytes(path.read_bytes()[:cut])
-    refused(path, "cut off|no bundle")
+    refused(path, "truncated|not a bundle")
 
 
 def test_flipped_bits_in_a_bundle(entries: list[Entry], tmp_path: Path) -> None:
@@ -291,13 +291,13 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
     "no pages": (lambda e: [e[0], e[2]], "not where its record says"),
     "no records": (lambda e: [e[2]], "has 0 members"),
     "no manifest": (lambda e: e[:2], "no manifest"),
-    "behind the manifest": (lambda e: [*e, e[0]], "behind its manifest"),
+    "behind the manifest": (lambda e: [*e, e[0]], "after its manifest"),
     "empty": (lambda e: [], "no manifest"),
     "empty records": (lambda e: [entry("records/000001.jsonl", b""), *e[1:]], "whole lines"),
     "huge": (lambda e: [(bundle.tar_header("records/000001.jsonl", 8**11 - 1), b"")],
              "more than a bundle's members"),
     "lying size": (lambda e: [(bundle.tar_header("records/000001.jsonl", 9_999_999), b"")],
-                   "cut off"),
+                   "truncated"),
     "negative size": (lambda e: [(b"records/000001.jsonl".ljust(124, b"\0") + b"\xff" * 388, b"")],
                       "does not write"),
 }  # fmt: skip
@@ -313,7 +313,8 @@ def test_a_hostile_tar(entries: list[Entry], tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [(b"", "cut off"), (bytes(512), "cut off"), (bytes(9999), "behind its end")]
+    ("end", "reason"),
+    [(b"", "truncated"), (bytes(512), "truncated"), (bytes(9999), "after its end")],
 )
 def test_what_is_behind_the_end(
     entries: list[Entry], tmp_path: Path, end: bytes, reason: str
@@ -327,12 +328,12 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
     path = tmp_path / "b"
     refused(path, "no such file")
     path.write_bytes(b"")
-    refused(path, "cut off")
+    refused(path, "truncated")
     path.write_bytes(b"task_id,url\n" * 100)
-    refused(path, "no bundle")
+    refused(path, "not a bundle")
     with ZstdFile(path, "w") as out:
         out.write(b"task_id,url\n" * 100)
-    refused(path, "no bundle")
+    refused(path, "not a bundle")
     path.unlink()
     path.mkdir()
     refused(path, "not a file")
@@ -344,7 +345,7 @@ def test_bombs(entries: list[Entry], tmp_path: Path) -> None:
     with ZstdFile(path, "w") as out:
         for _ in range(16):
             out.write(bytes(1 << 24))
-    refused(path, "behind its end")
+    refused(path, "after its end")
     records, _ = parts(entries)
     fields = b"WARC/1.1\r\nWARC-Type: response\r\n"
     packer = zlib.compressobj(wbits=31)

@@ -77,7 +77,7 @@ def test_a_column_that_contradicts_another_is_named_and_put_right(
     assert exit_code(found) == 4
 
     repaired = look(tmp_path, repair=True)
-    assert "1 columns of tasks put right" in of(repaired, "ledger", "mended")[0]
+    assert "1 columns of tasks corrected" in of(repaired, "ledger", "mended")[0]
     assert wrong(look(tmp_path)) == []
     assert ledger(tmp_path, TASKS) == before
     assert verify(tmp_path) == []
@@ -95,7 +95,7 @@ def test_a_url_that_nothing_tells_any_more_is_a_loss(tmp_path: Path) -> None:
 
     repaired = look(tmp_path, repair=True)
 
-    assert "1 tasks removed, their URLs being lost" in of(repaired, "ledger", "mended")[0]
+    assert "1 tasks removed, because their URLs are lost" in of(repaired, "ledger", "mended")[0]
     assert exit_code(repaired) == 1
     assert (
         "job job: 1 of its 10 tasks were lost; no row is left of the lines 6"

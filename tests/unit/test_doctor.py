@@ -21,7 +21,7 @@ from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark
-from crawler.results import look_at_files
+from crawler.results import check_pending_files
 from crawler.results.archive import prune
 from crawler.stack import Stack, write_stack
 from tests.support.patient import (
@@ -160,7 +160,7 @@ def test_a_folder_that_others_can_read(tmp_path: Path) -> None:
             "1 results whose task is not completed",
         ),
         ("UPDATE tasks SET status = 'lost' WHERE id = 12", "1 tasks in an unknown state"),
-        ("UPDATE jobs SET size = 7", "1 jobs with other numbers of rows"),
+        ("UPDATE jobs SET size = 7", "1 jobs with another number of rows"),
         ("UPDATE jobs SET status = 'done'", "1 jobs that are done although a task is open"),
     ],
 )
@@ -691,7 +691,7 @@ def test_all_say_the_same_of_missing_files(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
     lpm = LocalPersistenceManager(tmp_path)
 
-    files, found = look_at_files(lpm, None), look(tmp_path)
+    files, found = check_pending_files(lpm, None), look(tmp_path)
     lpm.close()
     owner.close()
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
-from crawler.scraping import MAX_RECORD, examine
+from crawler.scraping import MAX_RECORD_BYTES, examine
 from crawler.sites import Site, load
 from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page
@@ -199,7 +199,7 @@ def test_a_record_that_is_too_large_is_cut(described: Describe) -> None:
 
     found = examine(page(body=html.encode()), described("structured: true\nfields: {title: h1}"))
 
-    assert MAX_RECORD // 3 < len(found.encoded) <= MAX_RECORD
+    assert MAX_RECORD_BYTES // 3 < len(found.encoded) <= MAX_RECORD_BYTES
     assert json.loads(found.encoded) == found.record
     assert found.record["title"] == "Parcel 12-3"
     assert found.record["headings"] == [{"level": 1, "text": "Parcel 12-3"}]

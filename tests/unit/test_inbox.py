@@ -127,7 +127,7 @@ def test_what_is_no_whole_file_is_left_alone(
         str(tmp_path / "inbox" / name) for name in ("link.txt", "folder", "urgent/pipe.txt")
     )
     assert of(look(tmp_path), "inbox", "note") == [
-        "3 in the inbox are no regular files and are not imported: folder, link.txt, pipe.txt"
+        "3 in the inbox are not regular files and are not imported: folder, link.txt, pipe.txt"
     ]
 
 

@@ -378,7 +378,9 @@ def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path)
 
     mended = look(settings.data_dir, repair=True)
 
-    assert any("100 tasks due again, nothing holding them" in finding.detail for finding in mended)
+    assert any(
+        "100 tasks due again, because nothing holds them" in finding.detail for finding in mended
+    )
     assert any(
         "how many tasks it had and whether it was paused" in finding.detail
         for finding in wrong(mended)

@@ -30,7 +30,7 @@ from crawler.db.tasks import Place
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, Task, TaskStatus
-from crawler.results import look_at_files
+from crawler.results import check_pending_files
 from crawler.results.archive import archive, prune
 from tests.support.patient import put_in_place
 from tests.support.tasks import commits, done, new, open_job, page
@@ -486,7 +486,7 @@ def test_what_is_no_file_is_no_result(
         lpm.files.secure()
     put_in_place(wrong, kind)
 
-    listed = look_at_files(lpm, None)
+    listed = check_pending_files(lpm, None)
     made = lpm.files.restore()
 
     assert (listed.results, listed.torn + (listed.missing or 0)) == (1, 1)

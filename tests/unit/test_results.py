@@ -18,16 +18,16 @@ from crawler.db.imports import RejectedRow
 from crawler.errors import UsageError
 from crawler.results import export, format_of, whole_file
 from crawler.results.formats import (
-    BASE,
+    BASE_COLUMNS,
     CUT,
-    MAX_CELL,
+    MAX_CELL_LENGTH,
     WRITERS,
     Sink,
+    cell_text,
+    escape_formula,
+    escape_markdown,
     flatten,
-    inert,
-    plain,
-    sheet_text,
-    tabulated,
+    spooled_table,
     write_xlsx,
 )
 from tests.support.stack import Folder
@@ -107,7 +107,7 @@ def test_flat_rows() -> None:
             input={"Owner": "Ada", "sizes": [1, 2], "about": {"x": 1}},
         )
     )
-    assert {name: row[name] for name in row if name not in BASE} == {
+    assert {name: row[name] for name in row if name not in BASE_COLUMNS} == {
         "input.Owner": "Ada",
         "input.sizes": "1 | 2",
         "input.about": '{"x":1}',
@@ -133,25 +133,25 @@ def test_columns_are_stable() -> None:
     """Record fields first, sorted, input as it first appears, base columns; the same results give
     the same columns."""
     results = [result({"z": 1}, input={"b": "1"}), result({"a": 1}, input={"b": "2", "a": "3"})]
-    with tabulated(results, None, 100) as table:
-        assert list(table.columns) == ["data.a", "data.z", "input.b", "input.a", *BASE]
+    with spooled_table(results, None, 100) as table:
+        assert list(table.columns) == ["data.a", "data.z", "input.b", "input.a", *BASE_COLUMNS]
         assert [row[:4] for row in table] == [[None, 1, "1", None], [1, None, "2", "3"]]
-    with tabulated(results, None, 100) as again:
+    with spooled_table(results, None, 100) as again:
         assert list(again.columns) == list(table.columns)
-    with tabulated([result(None, line=3)], None, 100) as rows:
-        assert set(rows.columns) - set(BASE) == {"line"}
+    with spooled_table([result(None, line=3)], None, 100) as rows:
+        assert set(rows.columns) - set(BASE_COLUMNS) == {"line"}
 
 
 @pytest.mark.parametrize("pages", [2, 40])
 def test_a_few_pages_with_many_names_push_no_column_out(pages: int) -> None:
     """The columns of most rows are kept, whatever comes first; what few rows have is in
     `data.more`."""
-    limit = len(BASE) + 100
+    limit = len(BASE_COLUMNS) + 100
     own = [result({f"name {page} {n}": n for n in range(1_999)}) for page in range(pages)]
     usual = {f"field {n}": n for n in range(50)}
     rows = [*own, *[result(usual) for _ in range(100)]]
 
-    with tabulated(rows, None, limit) as table:
+    with spooled_table(rows, None, limit) as table:
         kept, found = table.columns, list(table)
 
     assert {f"data.field {n}" for n in range(50)} <= kept.keys()
@@ -169,7 +169,7 @@ def test_chosen_columns_come_in_the_order_they_are_named() -> None:
         result({"price": 5, "url": "x", "k": 1}, input={"price": "7", "lot": "9"}),
         result({"price": 2.5}),
     ]
-    with tabulated(results, None, 100) as table:
+    with spooled_table(results, None, 100) as table:
         chosen = table.only(["lot", "price", "input.price", "url", "data.url"])
         assert chosen.columns == {
             "lot": str,
@@ -191,9 +191,9 @@ def test_chosen_columns_come_in_the_order_they_are_named() -> None:
 def test_columns_beyond_the_limit_are_folded() -> None:
     """Twenty columns where five have room: fifteen are JSON in `data.more`, and stderr says so."""
     data = {f"k{n:02}": n for n in range(20)} | {"x" * 1000: 1}
-    with tabulated([result(data), result({"k00": 5})], None, len(BASE) + 6) as table:
+    with spooled_table([result(data), result({"k00": 5})], None, len(BASE_COLUMNS) + 6) as table:
         own = [f"data.k{n:02}" for n in range(5)]
-        assert list(table.columns) == [*own, *BASE, "data.more"]
+        assert list(table.columns) == [*own, *BASE_COLUMNS, "data.more"]
         first, second = list(table)
         with pytest.raises(UsageError, match=r"there is no column 'data.more'"):
             table.only(["data.more"])
@@ -224,7 +224,7 @@ def test_columns_beyond_the_limit_are_folded() -> None:
 )
 def test_types_hold_all_values(values: list[Any], kind: type) -> None:
     """A column has the one type that holds all its values, or is text."""
-    with tabulated([result({"v": value}) for value in values], None, 100) as table:
+    with spooled_table([result({"v": value}) for value in values], None, 100) as table:
         assert table.columns["data.v"] is kind
 
 
@@ -259,7 +259,7 @@ def test_types_hold_all_values(values: list[Any], kind: type) -> None:
 )
 def test_text_that_begins_like_a_formula_is_quoted(text: str, cell: str) -> None:
     """An apostrophe stands before it, unless it is a plain number."""
-    assert inert(text) == cell
+    assert escape_formula(text) == cell
 
 
 def test_csv_is_for_excel() -> None:
@@ -316,11 +316,11 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
         "<r><t>x</t></r> ",
         "ab",
     ]
-    assert len(found[5][1].encode("utf-16-le")) // 2 <= MAX_CELL
+    assert len(found[5][1].encode("utf-16-le")) // 2 <= MAX_CELL_LENGTH
     assert found[5][1].endswith(CUT)
     assert found[6][1] == "_x005F_x0041_"
     assert [text for _, text in found][7:] == ["5", "-2.5", "1", str(1 << 60)]
-    at = len(values) + list(BASE).index("parcel_id")
+    at = len(values) + list(BASE_COLUMNS).index("parcel_id")
     assert (header[at], row[at]) == (("inlineStr", "parcel_id"), ("inlineStr", "007"))
     assert {kind for kind, _ in header} == {"inlineStr"}
 
@@ -364,7 +364,7 @@ def test_parquet_has_types() -> None:
     assert table.column("data.f").to_pylist() == [1.0, 0.5, None]
     empty = pyarrow.parquet.read_table(io.BytesIO(written("parquet")))
     assert {field.name: str(field.type) for field in empty.schema} == {
-        name: kinds[name] for name in BASE
+        name: kinds[name] for name in BASE_COLUMNS
     }
 
 
@@ -378,9 +378,9 @@ def test_markdown_is_inert() -> None:
 
     assert [line for line in document.splitlines() if line.startswith("#")] == [
         "# Results",
-        f"## {plain(text)}",
+        f"## {escape_markdown(text)}",
     ]
-    assert not re.search(r"(?<!\\)[<\[\]|`!](?<!\|)", plain(text).replace("`@`", ""))
+    assert not re.search(r"(?<!\\)[<\[\]|`!](?<!\|)", escape_markdown(text).replace("`@`", ""))
     assert "http://" not in document
     assert "www." not in document
     assert "`@`e.example" in document
@@ -480,6 +480,6 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
 
 def test_a_text_of_a_cell_is_counted_as_excel_counts() -> None:
     """32,767 characters fit, one more does not, and the halves of a character stay together."""
-    assert sheet_text("a" * MAX_CELL) == "a" * MAX_CELL
-    assert len(sheet_text("a" * (MAX_CELL + 1))) == MAX_CELL
-    assert sheet_text("a" + "🙂" * MAX_CELL).encode("utf-16-le")
+    assert cell_text("a" * MAX_CELL_LENGTH) == "a" * MAX_CELL_LENGTH
+    assert len(cell_text("a" * (MAX_CELL_LENGTH + 1))) == MAX_CELL_LENGTH
+    assert cell_text("a" + "🙂" * MAX_CELL_LENGTH).encode("utf-16-le")

@@ -142,7 +142,7 @@ def test_a_job_hands_over_without_the_pages_that_it_does_without(
         shared.lpm, tmp_path / "second.tar.zst", job=shared.second, since=None, raw=True
     )
 
-    assert said == [f"{PAGES + 1} of them have no stored page, and are not in the file"]
+    assert said == [f"{PAGES + 1} results have no stored page, and are not in the file"]
     assert (done.results, done.pages) == (PAGES + 1, 0)
     assert (carried.results, carried.pages, carried.unreadable) == (PAGES + 1, 0, 0)
     with pytest.raises(StoreError, match="cannot be read"):

@@ -19,7 +19,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import RuleSet
 from crawler.models import Raw
-from crawler.scraping import stored_page
+from crawler.scraping import rebuild_page
 from tests.support.serving import serving
 from tests.support.tasks import page
 
@@ -181,7 +181,7 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
     stored, raw = raw_pages.unpack(member, 1 << 20)
 
     # Then all read the same from it
-    again = stored_page(stored, raw, came.url)
+    again = rebuild_page(stored, raw, came.url)
     assert (again.status, again.reason, again.headers, again.body) == (
         200,
         head.reason,

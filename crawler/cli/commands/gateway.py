@@ -362,7 +362,7 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     """
     from crawler import results as writing
     from crawler.orchestrator import terminated_by_signal
-    from crawler.results.formats import WRITERS, Sink, told
+    from crawler.results.formats import WRITERS, Sink, with_progress
 
     to_stdout = str(output) == "-"
     if form is None and to_stdout:
@@ -388,7 +388,7 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     ):
         sink = Sink(out, output.name, None, store / "raw", lambda result: None, say)
         with _stdout_errors() if to_stdout else contextlib.nullcontext():
-            WRITERS[form](told(counted(), say, "results written"), sink)
+            WRITERS[form](with_progress(counted(), say, "results written"), sink)
             out.flush()
     if to_stdout:
         return

@@ -89,14 +89,14 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
                 sent = lpm.outbox.delivery(job)
                 if wanted:
                     items = lpm.results.newest(job, wanted)
-                files = store.look_at_files(lpm, job)
+                files = store.check_pending_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
                 raise
             say(f"only files are counted: {error}")  # files can be counted without the ledger
     total = sent.results
     if files is None:
-        files = store.count_files(lpm)
+        files = store.count_pending_files(lpm)
         total = files.results
     if as_json:
         facts: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _count_line(files: int, sent: Delivery, folder: Path) -> str:
     return line
 
 
-def _print_file_problems(files: store.Files) -> None:
+def _print_file_problems(files: store.PendingFiles) -> None:
     if files.torn or files.missing:
         problem = f"{files.torn:,} more files are torn"
         if files.missing is not None:

@@ -435,12 +435,12 @@ def _page_from_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored_page(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.scraping import stored_page
+    from crawler.scraping import rebuild_page
 
     for task in lpm.tasks.for_url(address.key):
         if page := lpm.pages.read(task):
             result = lpm.results.of_task(task) or {}
-            return stored_page(*page, address.url, result.get("final_url"))
+            return rebuild_page(*page, address.url, result.get("final_url"))
     return None
 
 

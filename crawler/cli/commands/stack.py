@@ -196,9 +196,9 @@ def _read_stored_page(
 ) -> "ReparsedPage | None":
     """Parse a stored page with the present site configuration; None if it is no good page."""
     from crawler.doctor import ReparsedPage
-    from crawler.scraping import examine, stored_page
+    from crawler.scraping import examine, rebuild_page
 
-    page, site = stored_page(head, received, url, final_url), _configured_sites().of(url)
+    page, site = rebuild_page(head, received, url, final_url), _configured_sites().of(url)
     read = examine(page, site)
     if not read.verdict.completed:
         return None
