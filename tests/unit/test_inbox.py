@@ -122,7 +122,7 @@ def test_what_is_no_whole_file_is_left_alone(
 
     assert sorted((tmp_path / "inbox").iterdir()) == before
     assert not LocalPersistenceManager.exists(tmp_path)
-    told = [record.getMessage().partition(" is no regular")[0] for record in caplog.records]
+    told = [record.getMessage().partition(" is not a regular")[0] for record in caplog.records]
     assert sorted(told) == sorted(
         str(tmp_path / "inbox" / name) for name in ("link.txt", "folder", "urgent/pipe.txt")
     )
