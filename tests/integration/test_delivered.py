@@ -210,6 +210,4 @@ def test_who_wants_a_second_stack_is_told_how_to_end_the_first(folder: Folder) -
         ):
             pass
 
-    assert "whether `up` or `ondemand` has started it" in " ".join(
-        folder.crawler("down", "--help").stdout.split()
-    )
+    assert "the stack that `up` or `ondemand` started" in folder.crawler("down", "--help").stdout
