@@ -80,7 +80,7 @@ def find_job(lpm: LocalPersistenceManager, name: str) -> Job:
     """Find a job by its name or its file's name; say which one if several jobs fit."""
     job = lpm.find_job(name)
     if job.name != name:
-        say(f"{name} was read into {job_label(job)}")
+        say(f"{name} was imported as {job_label(job)}")
     if later := lpm.jobs.later_namesakes(job):
         say(f"this is {job_label(job)}; later files of the same name made {newest_label(later)}")
     return job
@@ -185,9 +185,9 @@ def warn_incomplete(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
     for problem in problems:
         say(f"UNACCOUNTED: {problem}")
     if open_tasks:
-        say(f"{open_tasks:,} tasks are still open: their results may not be in it")
+        say(f"{open_tasks:,} tasks are still open: their results may be missing")
     if not lpm.can_write:
-        say("the store cannot be written: `why` will not show what was handed over")
+        say("the store cannot be written: `why` will not show this output")
     return problems
 
 
@@ -196,7 +196,7 @@ def check_reason(lpm: LocalPersistenceManager, reason: str) -> None:
     reasons = lpm.counts.all_reasons()
     if reason not in reasons:
         there = ", ".join(f"{name} ({count:,})" for name, count in reasons.items()) or "none"
-        raise UsageError(f"no task has the reason {reason!r}; the reasons there are: {there}")
+        raise UsageError(f"no task has the reason {reason!r}; known reasons: {there}")
 
 
 class CrawlProgress:
@@ -291,7 +291,7 @@ class CrawlProgress:
         if warning:
             self._print(f"{self._title}: warning: {warning}")
         else:
-            self._print(f"{self._title}: no longer so: {shortened(before.partition(';')[0])}")
+            self._print(f"{self._title}: resolved: {shortened(before.partition(';')[0])}")
 
     def _print(self, text: str) -> None:
         if self._bar:

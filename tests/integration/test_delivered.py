@@ -116,11 +116,11 @@ def test_a_receipt_says_what_is_not_delivered(shared: Folder) -> None:
 
     assert done.returncode == 0, done.stdout
     assert (
-        "A Gateway has got 3 results and 0 reports\n  not delivered yet: 2 results and 2 reports;"
+        "The Gateway has 3 results and 0 reports\n  not delivered yet: 2 results and 2 reports;"
         in done.stdout
     )
     assert (
-        "  rejected: 1 results and 0 reports; python -m crawler sync rejected tells why\n"
+        "  rejected: 1 results and 0 reports; reasons: python -m crawler sync rejected\n"
         in done.stdout
     )
     assert (facts["delivery"]["ready"], facts["delivery"]["reports_ready"], facts["problems"]) == (
@@ -210,6 +210,4 @@ def test_who_wants_a_second_stack_is_told_how_to_end_the_first(folder: Folder) -
         ):
             pass
 
-    assert "whether `up` or `ondemand` has started it" in " ".join(
-        folder.crawler("down", "--help").stdout.split()
-    )
+    assert "the stack that `up` or `ondemand` started" in folder.crawler("down", "--help").stdout

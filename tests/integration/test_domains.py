@@ -47,7 +47,7 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
     short = json.loads(folder.crawler("domains", "--json").stdout)
 
     assert empty.returncode == 0
-    assert empty.stdout.startswith("Nothing is known")
+    assert empty.stdout.startswith("No domain has a state")
     lines = shown.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["z.example", "b.example", "a.example"]
     assert "circuit open until" in lines[1]

@@ -1010,7 +1010,7 @@ def test_the_operators_commands(folder: Folder) -> None:
 
     assert told.stdout == "desk-1 will be told to pause at its next heartbeat\n"
     assert re.fullmatch(
-        r"desk-1  heard \d+ s ago, holds 0, delivered 1, is to pause\n", listed.stdout
+        r"desk-1  heard \d+ s ago, holds 0, delivered 1, will be told to pause\n", listed.stdout
     )
     assert beat["commands"] == ["pause"]
     assert (unknown.returncode, "did you mean desk-1?" in unknown.stderr) == (2, True)
@@ -1053,7 +1053,7 @@ def test_workers_that_are_gone_are_not_listed(folder: Folder) -> None:
     every = json.loads(folder.crawler("gateway", "workers", "--all", "--json").stdout)
 
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["here", "holds"]
-    assert "is to drain" in listed.stdout
+    assert "will be told to drain" in listed.stdout
     assert "1 workers were silent for more than a day" in listed.stderr
     assert {worker["worker"] for worker in every} == {"here", "holds", "gone"}
 

@@ -106,7 +106,7 @@ def test_an_unknown_reason_names_those_there_are(folder: Folder, site: Site) -> 
     for done in (listed, retried):
         assert done.returncode == 2
         assert (
-            "no task has the reason 'http404'; the reasons there are: http_404 (1), http_410 (1)"
+            "no task has the reason 'http404'; known reasons: http_404 (1), http_410 (1)"
             in done.stderr
         )
     assert (none_here.returncode, none_here.stdout) == (0, "")

@@ -322,7 +322,7 @@ def test_rejected_results_are_shown_and_sent_again(folder: Folder, site: Site) -
         assert "422" in shown
         assert "parcel_id is unknown" in shown
         gateway.rules = []
-        assert "1 are to be delivered again" in folder.crawler("sync", "retry").stdout
+        assert "1 will be delivered again" in folder.crawler("sync", "retry").stdout
         assert folder.crawler("sync", "push").returncode == 0
         assert len(gateway.results) == 1
         assert folder.crawler("sync", "retry", "unknown").returncode == 1

@@ -115,7 +115,7 @@ def test_what_an_import_has_left_can_be_accepted(folder: Folder, site: Site) -> 
     nothing = folder.crawler("job", "accept", "parcels.txt")
     assert (
         nothing.returncode,
-        "nothing of parcels.txt is known to be missing" in nothing.stderr,
+        "nothing is known to be missing from parcels.txt" in nothing.stderr,
     ) == (2, True)
 
 
@@ -324,7 +324,7 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
         "3 more files are torn and 1 are missing; "
         "python -m crawler doctor --repair makes them again" in told
     )
-    assert "2 files there are none of this store's" in told
+    assert "2 files there do not belong to this store" in told
     assert facts["results"] == of_job["results"] == 12
     assert facts["files"] == {"results": 8, "torn": 3, "missing": 1, "foreign": 2}
 
@@ -515,7 +515,7 @@ def test_text_and_exit_code_of_a_run_are_of_one_reading(
     told = capsys.readouterr().out
     assert code == 5
     assert ('"pending": 1' if as_json else "1 of 2 pages collected") in told
-    assert as_json or "1 tasks came in since, and are still open" in told
+    assert as_json or "1 tasks were added meanwhile and are still open" in told
 
 
 def test_resume_certifies_no_torn_files(folder: Folder, pages: Pages) -> None:
@@ -629,7 +629,7 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
     for name in ("today/a.csv", str(today)):
         shown = folder.crawler("job", "show", name, "--json")
         assert json.loads(shown.stdout)["name"] == "a.csv-2"
-        assert f"{name} was read into a.csv-2" in shown.stderr
+        assert f"{name} was imported as a.csv-2" in shown.stderr
     shutil.copy(today, file)
     verified = folder.crawler("job", "verify", "a.csv", "--json")
     assert verified.returncode == 5

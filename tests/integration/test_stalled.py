@@ -45,7 +45,7 @@ def test_run_says_that_redis_does_not_answer(folder: Folder, site: Site) -> None
 
     assert run.wait(60) == 0
     assert folder.log(run).count("warning:") == 1
-    assert "no longer so" in folder.log(run)
+    assert "resolved" in folder.log(run)
     assert "STANDSTILL: Redis does not answer" in status
     assert "; the supervisor starts it again by itself" in status
     assert "crawler up" not in status + folder.log(run)
@@ -64,7 +64,7 @@ def test_run_says_what_a_domain_waits_for(folder: Folder, site: Site) -> None:
 
     assert run.wait(60) == 0
     assert "STANDSTILL: 127.0.0.1: its server said Retry-After" in status
-    assert "no longer so" in folder.log(run)
+    assert "resolved" in folder.log(run)
 
 
 def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) -> None:
@@ -215,7 +215,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
     assert said == [
         "all jobs: warning: only 90 MB are free",
         "all jobs: warning: Redis does not answer",
-        "all jobs: no longer so: Redis does not answer",
+        "all jobs: resolved: Redis does not answer",
     ]
 
 

@@ -104,9 +104,10 @@ def test_the_way_of_one_who_writes_selectors(folder: Folder, site: Site) -> None
     code, facts, _ = again(folder, url)
     shown = folder.crawler("scrape", url, "--stored")
 
-    assert (same.returncode, "Nothing differs from what was stored." in same.stdout) == (0, True), (
-        same
-    )
+    assert (same.returncode, "Nothing differs from the stored result." in same.stdout) == (
+        0,
+        True,
+    ), same
     heading = facts["now"]["heading"]
     assert (code, facts["site"]["name"], facts["difference"]["added"]) == (
         0,

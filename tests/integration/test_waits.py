@@ -272,10 +272,10 @@ def test_a_run_with_nothing_to_do_says_since_when(folder: Folder, site: Site) ->
     assert (first.returncode, again.returncode, fresh.returncode) == (0, 0, 0)
     assert "nothing was fetched" not in first.stderr
     assert re.search(
-        r"job pages\.txt is finished since [\d:]+ \w+: nothing was fetched", again.stderr
+        r"job pages\.txt was already done \([\d:]+ \w+\): nothing was fetched", again.stderr
     )
     assert re.search(
-        r"job pages\.txt-2 is finished since [\d:]+ \w+: nothing was fetched", fresh.stderr
+        r"job pages\.txt-2 was already done \([\d:]+ \w+\): nothing was fetched", fresh.stderr
     )
     assert sum(site.hits().values()) == 3
 

@@ -408,7 +408,7 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
         except (KeyboardInterrupt, SystemExit):
             _say_left(settings, job)
             raise
-        say("that stack has ended before this job")
+        say("the stack ended before this job was done")
 
 
 def _say_finished(settings: Settings, job: Job | None) -> None:
@@ -420,9 +420,9 @@ def _say_finished(settings: Settings, job: Job | None) -> None:
         ended_at = lpm.jobs.ended_at(job)
     if ended_at:
         when = times.show(ended_at, time.time(), times.zone(settings.timezone))
-        say(f"job {job.name} is finished since {when}: nothing was fetched")
+        say(f"job {job.name} was already done ({when}): nothing was fetched")
     else:
-        say(f"job {job.name} is finished, it has no task: nothing was fetched")
+        say(f"job {job.name} has no tasks: nothing was fetched")
 
 
 def _say_left(settings: Settings, job: Job | None) -> None:
@@ -563,5 +563,5 @@ def _places(lpm: LocalPersistenceManager, job: Job | None) -> str:
 
 def _print_open(books: Books) -> None:
     if books.open:
-        more = f"{program()} resume goes on with them"
-        print(f"{books.open:,} tasks came in since, and are still open; {more}")
+        more = f"continue with: {program()} resume"
+        print(f"{books.open:,} tasks were added meanwhile and are still open; {more}")

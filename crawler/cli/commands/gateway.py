@@ -257,7 +257,7 @@ def workers(everyone: bool, as_json: bool, store: Path) -> None:
     if as_json:
         return print_json(found)
     if not known:
-        print("No worker was heard of yet.")
+        print("No worker has connected yet.")
     if silent := len(known) - len(found):
         what = "were silent for more than a day and hold nothing (--all lists them)"
         say(f"{silent:,} workers {what}")
@@ -276,7 +276,7 @@ def _worker_line(worker: "Worker") -> str:
         counts = f"{queue.pending:,} pending {queue.processing:,} processing"
         parts.append(f"queue {counts} {queue.unsynced:,} unsynced")
     if worker.waiting_commands:
-        parts.append(f"is to {' and '.join(worker.waiting_commands)}")
+        parts.append(f"will be told to {' and '.join(worker.waiting_commands)}")
     return ", ".join(parts)
 
 

@@ -177,13 +177,13 @@ def verify(name: str, as_json: bool) -> int:
 
 
 def _print_delivery(found: Delivery) -> None:
-    print(f"A Gateway has got {found.synced:,} results and {found.reports_synced:,} reports")
+    print(f"The Gateway has {found.synced:,} results and {found.reports_synced:,} reports")
     if found.unsent:
         left = f"{found.ready:,} results and {found.reports_ready:,} reports"
-        print(f"  not delivered yet: {left}; {program()} sync status tells more")
+        print(f"  not delivered yet: {left}; details: {program()} sync status")
     if found.refused:
         left = f"{found.rejected:,} results and {found.reports_rejected:,} reports"
-        print(f"  rejected: {left}; {program()} sync rejected tells why")
+        print(f"  rejected: {left}; reasons: {program()} sync rejected")
 
 
 @job.command()
@@ -203,7 +203,7 @@ def accept(name: str, as_json: bool) -> None:
         each = find_job(lpm, name)
         missing = lpm.accept(each)
     if not missing:
-        raise click.UsageError(f"nothing of {name} is known to be missing")
+        raise click.UsageError(f"nothing is known to be missing from {name}")
     if as_json:
         print_json({"job": each.name, "accepted": missing})
         return
@@ -228,7 +228,7 @@ def pause(name: str) -> None:
     with _open_job(name) as (lpm, each):
         count = lpm.jobs.hold(each, "paused", lpm.now())
     again = f"{program()} job resume {shlex.quote(each.name)}"
-    print(f"Paused {printable(each.name)}: {count:,} tasks wait for: {printable(again)}")
+    print(f"Paused {printable(each.name)}: {count:,} tasks wait; continue with: {printable(again)}")
 
 
 @job.command()
@@ -265,7 +265,7 @@ def cancel(name: str) -> None:
         lpm.jobs.finalise(lpm.now())
         [missing] = lpm.unaccounted([lpm.jobs.get(each.id)])
     again = f"{program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
-    skipped = f"{count:,} tasks are skipped (again with: {printable(again)})"
+    skipped = f"{count:,} tasks are skipped (to retry them: {printable(again)})"
     print(f"Cancelled {printable(each.name)}: {skipped}")
     _print_accepted(each, accepted)
     for what in missing:
@@ -282,7 +282,7 @@ def _open_job(
         if each.status is JobStatus.DONE:
             raise click.UsageError(f"{name} has ended already")
         if each.hold == "cancelled" and not cancelled_too:
-            raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
+            raise click.UsageError(f"{name} is cancelled; its pages in flight are finished")
         yield lpm, each
 
 
@@ -380,7 +380,7 @@ def retry(
     wanted = {"failed": failed, "skipped": skipped, "expired": expired}
     chosen = [state for state in _WITHOUT_RESULT if wanted[state]]
     if not chosen:
-        raise click.UsageError("say what to try again: --failed, --expired or --skipped")
+        raise click.UsageError("choose what to retry: --failed, --expired or --skipped")
     with existing_store() as lpm:
         each = find_job_if_named(lpm, job_name)
         again, left = lpm.tasks.retry(chosen, reason, each, lpm.now())
@@ -394,7 +394,7 @@ def retry(
     if left:
         print(f"{left:,} were left: their URL is open in another task")
     if again and not workers:
-        say(f"no worker runs: {program()} resume goes on with them")
+        say(f"no worker runs; continue with: {program()} resume")
 
 
 @click.command()

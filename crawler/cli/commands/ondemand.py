@@ -91,7 +91,7 @@ def ondemand(
     for platform in platforms:
         agent_arguments += ["--platform", platform]
         if described.named(platform) is None:
-            effect = "its tasks need a url, and are read like any page"
+            effect = "its tasks need a url, and are parsed with the default rules"
             say(f"warning: no site {platform!r} is configured; {effect}")
     agent_arguments += ["--capacity", str(capacity)]
     try:
@@ -122,7 +122,7 @@ def _follow(settings: Settings, stack: "Orchestrator") -> None:
                 # Counting a million tasks takes long, and must not take most of the time.
                 due = began + max(SAY_INTERVAL_S, 50 * (time.monotonic() - began))
             time.sleep(0.2)
-    say("the Gateway wants no more, and has got everything")
+    say("the Gateway has said drain, and has got everything")
 
 
 def _counts_line(lpm: LocalPersistenceManager) -> str:
@@ -153,7 +153,7 @@ def _obstacles(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     if order in ("pause", "drain"):
         found.append(f"the Gateway has said: {order}")
     elif job and job.hold:
-        found.append(f"the job {job.name} is {job.hold}: no work is asked for")
+        found.append(f"the job {job.name} is {job.hold}: no tasks are requested")
     found += [*lpm.gateway.troubles(), disk_problem(lpm.folder, settings)]
     return [text for text in found if text]
 
@@ -168,7 +168,8 @@ def _print_summary(settings: Settings, as_json: bool) -> None:
         return
     print(line)
     if delivery.unsent:
-        print(f"{delivery.unsent:,} wait for the next start, or for: {program()} sync push")
+        later = f"the next start sends them, or {program()} sync push"
+        print(f"{delivery.unsent:,} are not delivered yet; {later}")
     if delivery.refused:
         print(f"what was rejected, and why: {program()} sync rejected")
 
@@ -230,18 +231,18 @@ def status(as_json: bool) -> None:
     print(f"reports  {_counts_text(reports)}")
     if facts["oldest"] is not None:
         age = times.duration(now - facts["oldest"])
-        print(f"the oldest of what is to be delivered waits for {age}")
+        print(f"the oldest undelivered one waits for {age}")
     if facts["gateway"]:
-        heard = "never heard of"
+        heard = "no answer yet"
         if facts["heard_at"]:
-            heard = f"heard of {times.duration(now - facts['heard_at'])} ago"
+            heard = f"last answer {times.duration(now - facts['heard_at'])} ago"
         print(f"worker {facts['worker_id']} of the Gateway {printable(facts['gateway'])}, {heard}")
     if facts["order"]:
         print(f"the Gateway has said: {facts['order']}")
     for trouble in facts["troubles"]:
         print(printable(trouble))
     if results["held"]:
-        print(f"held are results of standalone work; they go only by: {program()} sync push")
+        print(f"held results come from standalone work; send them with: {program()} sync push")
     if results["rejected"] or reports["rejected"]:
         print(f"what was rejected, and why: {program()} sync rejected")
     if results["replaced"]:
@@ -302,7 +303,7 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
             lpm = exits.enter_context(existing_store())
         worker_id = bind(lpm, settings, moved)
         released = _release(lpm, settings, job_name, bundle)
-        say(f"{released:,} held results are let go; {lpm.outbox.unsent():,} are to be delivered")
+        say(f"released {released:,} held results; {lpm.outbox.unsent():,} to deliver")
         before = lpm.outbox.delivery(None)
         _deliver(lpm, settings, worker_id)
         done = {"released": released} | _delivered_since(before, lpm.outbox.delivery(None))
@@ -392,7 +393,7 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
                 if sender.good > good:
                     good, answered_at = sender.good, time.monotonic()
                 elif sender.trouble and time.monotonic() - answered_at > GATEWAY_LIMIT_S:
-                    later = "type the same command again later"
+                    later = "run the same command again later"
                     raise ServiceError(
                         f"{sender.trouble}; {left:,} are still to be delivered: {later}"
                     )
@@ -415,7 +416,7 @@ def _say_left(left: int, sender: "Sync") -> None:
 def _wait_for_agent(lpm: LocalPersistenceManager) -> None:
     """Wait a few seconds while an agent delivers."""
     left = lpm.outbox.unsent()
-    say(f"`ondemand` is up in this folder and delivers: {left:,} left")
+    say(f"`ondemand` is up in this folder and delivers them: {left:,} left")
     end = time.monotonic() + SAY_INTERVAL_S
     while lpm.outbox.unsent() and time.monotonic() < end:
         time.sleep(0.2)
@@ -444,11 +445,11 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
         count = lpm.outbox.retry(task_ids)
         left = len(lpm.outbox.rejected())
     for task_id in unknown:
-        say(f"{task_id}: nothing of that name was rejected")
+        say(f"{task_id}: no result of this task was rejected")
     if as_json:
         print_json({"again": count, "rejected": left})
     else:
-        print(f"{count:,} are to be delivered again; {left:,} stay rejected")
+        print(f"{count:,} will be delivered again; {left:,} stay rejected")
     return int(bool(unknown))
 
 

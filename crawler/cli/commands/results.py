@@ -138,7 +138,7 @@ def _print_file_problems(files: store.PendingFiles) -> None:
             problem += f" and {files.missing:,} are missing"
         print(f"  {problem}; {program()} doctor --repair makes them again")
     if files.foreign:
-        print(f"  {files.foreign:,} files there are none of this store's")
+        print(f"  {files.foreign:,} files there do not belong to this store")
 
 
 def _print_table(items: list[dict[str, Any]]) -> None:
@@ -331,7 +331,7 @@ def _not_stdout(
     _context: click.Context, _option: click.Parameter, value: Path | None
 ) -> Path | None:
     if str(value) == "-":
-        raise click.BadParameter("it must be a file: what was written is read again")
+        raise click.BadParameter("it must be a file, because it is read back")
     return value
 
 
@@ -379,7 +379,7 @@ def archive(
         if older_than is not None:
             before = lpm.now() - older_than
         elif open_tasks := lpm.counts.progress(job).open:
-            left = "their results may not be in it, and stay in pending/"
+            left = "their results may be missing, and stay in pending/"
             say(f"{open_tasks:,} tasks are still open: {left}")
         done = archiving.archive(
             lpm, output, compress=compress, job=job, before=before, progress=say
@@ -471,7 +471,7 @@ def unbundle(file: Path, as_json: bool) -> None:
     if done.job:
         print(f"Job {printable(done.job)}")
     if done.open:
-        left = "tasks without a result here; they were left as they are"
+        left = "tasks without a result here; they did not change"
         print(f"{done.open:,} of the known ones are {left}")
     if done.added_pages:
         print(f"{done.added_pages:,} pages of known results were missing here, and were taken in")
@@ -502,7 +502,7 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
 
     if not raw or older_than is None:
         raise click.UsageError(
-            f"say what to remove and from what age on: {program()} prune --raw --older-than 30d"
+            f"choose what to remove, and how old: {program()} prune --raw --older-than 30d"
         )
     with existing_store() as lpm:
         done = archiving.prune(lpm, lpm.now() - older_than, dry_run)
@@ -518,7 +518,7 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
         parts.append(f"{counted(done.in_use, 'segment')} kept (in use)")
     if done.for_gateway:
         kept = counted(done.for_gateway, "segment")
-        parts.append(f"{kept} kept (a Gateway is still to get their results)")
+        parts.append(f"{kept} kept (their results are not delivered yet)")
     print("; ".join(parts))
 
 
@@ -569,8 +569,7 @@ def analyze(
 def _check_report(html: Path, paths: list[Path]) -> None:
     """Refuse to write the report over its own input, or over a file that a store needs."""
     if any(guard.is_same_file(html, path) for path in paths):
-        what = f"{html} is what is to be looked at"
-        raise UsageError(f"{what}; nothing was written: choose another name")
+        raise UsageError(f"{html} is the input; nothing was written: choose another name")
     for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
         guard.check_output(html, folder)
 

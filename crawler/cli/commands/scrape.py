@@ -161,7 +161,7 @@ def _through_queue(lpm: LocalPersistenceManager, url: str, call_id: str, task: i
         if lpm.tasks.state_of(task)[0] not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
             return True
         time.sleep(0.05)
-    say("the task is still open; it goes on in the stack")
+    say("the task is still open; the stack continues with it")
     return True
 
 
@@ -223,9 +223,9 @@ def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> i
 
 def _print_difference(difference: "Difference") -> None:
     if not difference:
-        print("Nothing differs from what was stored.")
+        print("Nothing differs from the stored result.")
         return
-    print("The difference to what was stored:")
+    print("Differences from the stored result:")
     for sign, fields in (("+", difference.added), ("-", difference.removed)):
         for name, value in fields.items():
             print(f"  {sign} {printable(name)}: {_brief(value)[:_MAX_VALUE_CHARS]}")
@@ -491,7 +491,7 @@ def _verdict_facts(source: str, page: Page, verdict: "Verdict") -> dict[str, Any
 
 
 _NEXT = {
-    "completed": "done with it",
+    "completed": "done",
     "pending": "tried again while attempts are left",
     "failed": "not tried again",
 }
@@ -499,7 +499,7 @@ _NEXT = {
 
 def _print_verdict(source: str, page: Page, verdict: "Verdict") -> None:
     facts = _consequences(verdict)
-    quarantine, breaker = "no", "not told"
+    quarantine, breaker = "no", "not counted"
     if facts["quarantine"]:
         quarantine = "yes: set apart from the good pages"
     if facts["breaker"]:

@@ -57,7 +57,7 @@ def started(stack: "Orchestrator") -> Iterator[None]:
         stack.start_all()
         yield
     except (KeyboardInterrupt, SystemExit):
-        say("stopping; type the same command again to go on (once more to stop at once)")
+        say("stopping; run the same command again to continue (Ctrl-C again stops at once)")
         raise
 
 
@@ -254,7 +254,7 @@ def demo(workers: int | None) -> int:
     if {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED:
         print("This is the outcome the site was built to have.")
         return 0
-    print(f"Expected were {demo_site.EXPECTED}.")
+    print(f"Expected: {demo_site.EXPECTED}.")
     return 1
 
 
@@ -338,7 +338,7 @@ def drill(
     if seed is None:
         seed = random.randrange(1_000_000)
     plan = crash_test.plan(seed=seed, pages=pages, kills=kills, latency_ms=latency, faults=faults)
-    say(f"a drill with seed {seed}")
+    say(f"drill with seed {seed}")
     score = crash_test.drill(settings, plan, workers or os.cpu_count() or 1, say)
     if as_json:
         more = {

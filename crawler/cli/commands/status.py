@@ -404,7 +404,7 @@ def wait_lines(facts: dict[str, Any]) -> list[str]:
         kind = "STANDSTILL" if wait["stops"] else "WAITS"
         line = wait["line"]
         if wait["jobs"]:
-            line += f" (nothing of {', '.join(wait['jobs'])} goes on meanwhile)"
+            line += f" (stops {', '.join(wait['jobs'])})"
         lines.append(f"{kind}: {printable(line)}")
     low = facts["disk"]["low"]
     if low and not any(wait["kind"] == "disk" for wait in facts["waits"]):
@@ -610,7 +610,7 @@ def reset(domain: str, as_json: bool) -> None:
     with open_rate_limiter(config.load()) as shared:
         if not shared.reset(domain):
             names = [known.domain for known in shared.domains()]
-            raise UsageError(f"nothing is known of a domain {domain}{_hint(domain, names)}")
+            raise UsageError(f"there is no state of a domain {domain}{_hint(domain, names)}")
     if as_json:
         print_json({"reset": domain})
     else:
@@ -635,8 +635,9 @@ def _print_domains(as_json: bool) -> None:
         print_json(found)
         return
     if not found:
-        reason = "or all was forgotten; workers note here what they meet"
-        print(f"Nothing is known of any domain yet, {reason}")
+        print(
+            "No domain has a state: workers record it while they crawl, and idle ones are forgotten"
+        )
         return
     now, tz = time.time(), times.zone(settings.timezone)
     found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
@@ -703,9 +704,9 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
     for each in found:
         _print_audit(each, bool(domain), now, tz)
     if not found and domain:
-        print(f"No request to {printable(domain)} was noted")
+        print(f"No request to {printable(domain)} is recorded")
     elif not found:
-        print("No request was noted yet")
+        print("No request is recorded yet")
     elif not broken:
         print("No limit was broken.")
     return int(broken)
@@ -722,7 +723,7 @@ def _print_audit(each: "Audit", by_minute: bool, now: float, tz: tzinfo | None) 
         f"(limit: {'; '.join(each.limits)})"
     )
     if each.unrecorded:
-        print(f"  and up to {each.unrecorded:,} of killed workers, which nobody noted")
+        print(f"  and up to {each.unrecorded:,} unrecorded requests of killed workers")
     if by_minute:
         for minute in each.minutes:
             most = f"{minute.most_in_window:,} within a {unit}, {minute.most_at_a_time:,} at a time"
