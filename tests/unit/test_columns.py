@@ -153,7 +153,7 @@ def test_a_state_that_the_timeline_contradicts(tmp_path: Path, ended: str) -> No
                      f"INSERT INTO events (task, at, kind, detail) VALUES (15, 1, '{ended}', '{{}}')")  # fmt: skip
 
     assert (
-        "1 tasks that ended otherwise than their timelines say"
+        "1 tasks with another end than their timelines say"
         in of(look(tmp_path), "books", "wrong")[0]
     )
 
