@@ -247,7 +247,7 @@ _IMBALANCES = {
         """,
     "jobs that are done although a task is open": f"SELECT count(*) FROM ({CLOSED_TOO_EARLY})",
     "ended tasks without a time of their end": f"SELECT count(*) FROM tasks WHERE {NEVER_ENDED}",
-    "tasks that ended otherwise than their timelines say": f"""
+    "tasks with another end than their timelines say": f"""
         SELECT count(*) FROM ({ENDED_OTHERWISE})""",
 }
 """Queries that count rows which disagree; each must give 0."""

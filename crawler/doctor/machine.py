@@ -143,7 +143,7 @@ def check_sites(context: Context) -> Iterator[Observation]:
 
 
 def check_inbox(context: Context) -> Iterator[Observation]:
-    """Report what lies in the inbox but cannot be imported."""
+    """Report what is in the inbox but cannot be imported."""
     if found := strangers(context.folder / "inbox"):
         names = listed([printable(path.name) for path in found[:_MAX_SHOWN]], len(found))
         what = f"{len(found)} in the inbox are not regular files and are not imported: {names}"

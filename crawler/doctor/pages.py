@@ -377,7 +377,7 @@ def check_pending(context: Context) -> Iterator[Observation]:
     missing = missing_files(context.db, folder, names, lambda: context.in_use)
     if foreign := sorted(path.name for path in files["foreign"]):
         shown = listed(foreign[:_MAX_SHOWN], len(foreign))
-        yield Observation("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
+        yield Observation("note", f"{len(foreign)} files in pending/ are not ours: {shown}")
     unreadable, different, stale = files["unreadable"], files["different"], files["stale"]
     what = f"{len(missing)} files are missing in pending/, {len(unreadable)} cannot be read"
     what += f", {len(stale)} should be gone"
@@ -501,7 +501,7 @@ def rebuild_results(context: Context) -> Iterator[Observation]:
         for task in made:
             lpm.files.write_one(task)
     if made:
-        what = f"{len(made)} of {len(lost)} lost results were made again from their stored pages"
+        what = f"{len(made)} of {len(lost)} lost results were rebuilt from their stored pages"
         if len(made) > same:
             what += f", {len(made) - same} of them with another record than before"
         yield Observation("mended", what)

@@ -105,9 +105,9 @@ def reconcile(
                                      'expired')"""
         )
         done["tasks pending again, because their state is unknown"] = db.changes()
-        _remake_jobs(db, now)
+        _rebuild_jobs(db, now)
         done["jobs open again"] = _reopen_jobs(db)
-        done["jobs made again"] = count_rows(db, "jobs") - jobs
+        done["jobs rebuilt"] = count_rows(db, "jobs") - jobs
         _raise_file_counts(db)
         done |= _note_losses(db, now, noted_files)
         _restore_keys(db)
@@ -167,7 +167,7 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
-    """Put results back, make lost tasks of results again, and complete the tasks of results."""
+    """Put results back, rebuild their lost tasks, and complete the tasks of all results."""
     done: dict[str, int] = {}
     db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
     done["results put back from pending/"] = sum(
@@ -176,7 +176,7 @@ def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> di
     db.execute("DROP INDEX by_place")
     _forget_pruned(db, raw)
     _lengthen_segments(db, raw, now)
-    done["tasks made again from their results"] = _remake_tasks(db)
+    done["tasks rebuilt from their results"] = _rebuild_tasks(db)
     db.execute(
         """UPDATE tasks
            SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
@@ -347,10 +347,10 @@ def _make_task(db: Database, task: int, result: PendingResult) -> None:
 def _origin(db: Database, result: PendingResult) -> tuple[str, str | None]:
     """Return the source of a task and its id there: a Gateway waits for the results of its
     tasks."""
-    theirs = result.input.get("task")
-    if not isinstance(theirs, dict) or theirs.get("task_id") is None:
+    gateway_task = result.input.get("task")
+    if not isinstance(gateway_task, dict) or gateway_task.get("task_id") is None:
         return "salvage", None
-    id_ = str(theirs["task_id"])
+    id_ = str(gateway_task["task_id"])
     known = db.one("SELECT 1 FROM jobs WHERE name = ? AND source = 'gateway'", (result.job,))
     taken = db.one("SELECT 1 FROM tasks WHERE external_id = ? AND source = 'gateway'", (id_,))
     if not known or taken:
@@ -358,8 +358,8 @@ def _origin(db: Database, result: PendingResult) -> tuple[str, str | None]:
     return "gateway", id_
 
 
-def _remake_tasks(db: Database) -> int:
-    """Make the tasks of results again that are in pending/ no more. Returns how many.
+def _rebuild_tasks(db: Database) -> int:
+    """Rebuild the lost tasks of results that are not in pending/. Returns how many.
 
     The URL is that of the result. The indexes know the rest; if not, the task gets the job of its
     neighbours, imported before and after it, if both have the same.
@@ -450,8 +450,8 @@ def _reopen_tasks(db: Database, now: float) -> int:
 
 
 def _make_job(db: Database, job_id: int | None, name: str, now: float) -> int:
-    """Make a lost job again, under its number or a new one. Returns its number; an existing job is
-    not changed."""
+    """Rebuild a lost job, under its number or a new one. Returns its number; an existing job is not
+    changed."""
     sql = "SELECT id FROM jobs WHERE id = ?1 OR (?1 IS NULL AND name = ?2)"
     if (known := db.value(sql, (job_id, name))) is not None:
         return int(known)
@@ -470,8 +470,8 @@ def _make_job(db: Database, job_id: int | None, name: str, now: float) -> int:
     return int(made)
 
 
-def _remake_jobs(db: Database, now: float) -> None:
-    """Make each job again that only other tables mention, and name it as before or after its
+def _rebuild_jobs(db: Database, now: float) -> None:
+    """Rebuild each job that only other tables mention. It gets its old name, or that of its
     file."""
     tables = ("tasks", "job_links", "rejected_rows", "imports")
     ids = " UNION ".join(f"SELECT job_id FROM {table} WHERE job_id IS NOT NULL" for table in tables)

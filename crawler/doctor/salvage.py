@@ -75,8 +75,8 @@ class Column(msgspec.Struct, frozen=True):
 def salvage(
     damaged: Path, target: Path, pending: Path, raw: Path, now: float
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Put all that can be read into a new ledger. Returns the rows of each table, and what was done
-    besides.
+    """Put all that can be read into a new ledger. Returns the number of rows of each table, and
+    what was corrected.
 
     The damaged file is only read. If this fails, there is no target.
     """

@@ -177,7 +177,7 @@ def test_lost_results_are_made_again_from_their_pages(folder: Folder, pages: Pag
 
     # Then every result is there as it was, nothing is open, and no page was asked for again
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert "lost results were made again from their stored pages" in mended.stdout
+    assert "lost results were rebuilt from their stored pages" in mended.stdout
     after = {result["task_id"]: result for result in folder.results()}
     assert after.keys() == before.keys()
     for name in ("data", "url", "final_url", "raw", "raw_html_hash", "site", "parser", "verdict"):

@@ -159,7 +159,7 @@ def test_a_state_that_the_timeline_contradicts(tmp_path: Path, ended: str) -> No
     ))  # fmt: skip
 
     assert (
-        "1 tasks that ended otherwise than their timelines say"
+        "1 tasks with another end than their timelines say"
         in of(look(tmp_path), "books", "wrong")[0]
     )
 
