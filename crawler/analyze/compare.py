@@ -6,8 +6,6 @@ Both are indexed in a temporary database, so that memory does not grow with them
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import msgspec
@@ -24,7 +22,7 @@ from crawler.analyze import (
     profile,
 )
 from crawler.analyze.sources import Source
-from crawler.db.connection import Database
+from crawler.db.run_index import Run, RunIndex
 from crawler.errors import UrlError
 from crawler.logs import shortened
 
@@ -96,36 +94,27 @@ def compare(
     a: Source, b: Source, progress: Callable[[int], None] = lambda count: None
 ) -> Comparison:
     """Read both runs, and match their pages by URL and parcel."""
-    # An empty name is a private database that SQLite spills to a temporary file.
-    with closing(Database("", path=Path(gettempdir()) / "comparison")) as db:
-        db.execute("PRAGMA journal_mode=OFF; PRAGMA cache_size=-64000; BEGIN")
-        profile_a, profile_b = _index(db, "a", a, progress), _index(db, "b", b, progress)
-        return _Differences(db).comparison(profile_a, profile_b)
+    with closing(RunIndex()) as index:
+        profile_a = _add(index, "a", a, progress)
+        profile_b = _add(index, "b", b, progress)
+        return _Differences(index).comparison(profile_a, profile_b)
 
 
-def _index(db: Database, table: str, source: Source, progress: Callable[[int], None]) -> Profile:
-    """Profile a run, and keep the newest result of every page in a table; `data` may be null."""
-    db.execute(
-        f"""CREATE TABLE {table} (
-                id INTEGER PRIMARY KEY, key BLOB, parcel TEXT, at REAL, url TEXT, verdict TEXT,
-                data BLOB, UNIQUE (key, parcel))"""
-    )
-    insert = f"""INSERT INTO {table} (key, parcel, at, url, verdict, data)
-                 VALUES (?, ?, ?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET at = excluded.at, url = excluded.url,
-                     verdict = excluded.verdict, data = excluded.data WHERE excluded.at >= at"""
+def _add(index: RunIndex, run: Run, source: Source, progress: Callable[[int], None]) -> Profile:
+    """Profile a run, and add its pages to the index."""
 
     def keep(result: dict[str, Any]) -> None:
         at = moment(result.get("scraped_at"))
         parcel, verdict = result.get("parcel_id") or "", result.get("verdict") or "none"
-        seconds = at.timestamp() if at else 0.0
-        data = msgspec.json.encode(result["data"])
-        url = result["url"]
-        db.execute(insert, (_key(url), str(parcel), seconds, url, str(verdict), data))
+        seconds = 0.0
+        if at:
+            seconds = at.timestamp()
+        url, data = result["url"], msgspec.json.encode(result["data"])
+        index.add(run, _key(url), str(parcel), seconds, url, str(verdict), data)
 
     found = profile(source, progress, keep)
     for task in source.unfinished():
-        db.execute(insert, (*task, None))
+        index.add(run, *task)
     return found
 
 
@@ -137,25 +126,22 @@ def _key(url: str) -> bytes:
 
 
 class _Differences:
-    """What two tables of pages do not have in common."""
+    """What two runs do not have in common."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+    def __init__(self, index: RunIndex) -> None:
+        self._index = index
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._examples: dict[str, list[Value]] = {}
         self._both = self._same = 0
 
     def comparison(self, a: Profile, b: Profile) -> Comparison:
-        for url, old, new in self._db.execute(
-            """SELECT b.url, a.data, b.data FROM a JOIN b USING (key, parcel)
-               WHERE a.data NOTNULL AND b.data NOTNULL"""
-        ):
+        for url, old, new in self._index.in_both():
             self._both += 1
             self._same += old == new or not self._count_changes(url, old, new)
         fields = self._fields(a, b)
         changed = [field for field in fields if field.pages or field.shift]
-        only_a, only_a_examples = self._only("a", "b")
-        only_b, only_b_examples = self._only("b", "a")
+        only_a, only_a_examples = self._index.only_in("a", MAX_EXAMPLES)
+        only_b, only_b_examples = self._index.only_in("b", MAX_EXAMPLES)
         return Comparison(
             a=a,
             b=b,
@@ -200,19 +186,8 @@ class _Differences:
             for path in shares_a.keys() | shares_b.keys() | self._counts.keys()
         ]
 
-    def _only(self, this: str, other: str) -> tuple[int, list[str]]:
-        rest = f"""FROM {this} WHERE data NOTNULL AND NOT EXISTS
-                   (SELECT 1 FROM {other} o
-                    WHERE o.key = {this}.key AND o.parcel = {this}.parcel AND o.data NOTNULL)"""
-        [(count,)] = self._db.all(f"SELECT count(*) {rest}")
-        examples = self._db.all(f"SELECT url {rest} ORDER BY url LIMIT {MAX_EXAMPLES}")
-        return count, [url for (url,) in examples]
-
     def _verdicts(self) -> list[VerdictChange]:
-        rows = self._db.all(
-            """SELECT a.verdict, b.verdict, count(*), min(b.url) FROM a JOIN b USING (key, parcel)
-               WHERE a.verdict <> b.verdict GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 100"""
-        )
+        rows = self._index.changed_verdicts()
         return [VerdictChange(a=a, b=b, count=count, url=url) for a, b, count, url in rows]
 
 

@@ -170,8 +170,8 @@ def session_from(
     Raises `UsageError` or `InputError`.
     """
     from crawler.fetch import session as sessions
-    from crawler.fetch.cookies import read_file
     from crawler.fetch.egress import parse_proxy
+    from crawler.fetch.session import read_file
 
     if not headers and user_agent is None and cookie_file is None and proxy is None:
         return None

@@ -1,4 +1,7 @@
-"""What a job sends along: headers, cookies, proxy, credentials; in a file of its own."""
+"""What a job sends along: headers, proxy and credentials, in a file of its own, and cookies.
+
+Cookies are kept as browsers keep them (RFC 6265bis), with limits on what a server can store.
+"""
 
 import base64
 import hashlib
@@ -6,16 +9,299 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 
 import msgspec
 
-from crawler.errors import StoreError, StoreFull, UsageError
-from crawler.fetch.cookies import CONTROL, MAX_HEADER, Cookie, Jars
-from crawler.fetch.egress import Proxy
-from crawler.fetch.wire import TOKEN, Headers
+from crawler import times, urls
+from crawler.errors import InputError, StoreError, StoreFull, UsageError
+from crawler.fetch.egress import Proxy, is_within, literal
+from crawler.fetch.wire import BLANKS, TOKEN, Headers
 from crawler.files import replacing
+
+MAX_SIZE = 4096  # bytes of name and value; browsers ignore larger cookies, too
+MAX_COOKIES, MAX_BYTES = 60, 16_384  # per domain
+MAX_HEADER = 8_000  # bytes per request: servers refuse more, so a flood would shut us out
+MAX_JARS = 1000
+MAX_SET = 200  # Set-Cookie headers read per answer
+MAX_AGE_S = 400 * 86400
+MAX_FILE = 10_000_000
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_NUMBER = re.compile(r"(-?[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?)?")
+"""A number as `float()` reads it, without underscores and digits of other scripts."""
+_NEVER = 9e15  # expiry of a cookie that lives as long as the process
+
+Key = tuple[str, str, str]
+
+
+class Cookie(msgspec.Struct, frozen=True, kw_only=True):
+    """One cookie; `domain` has no leading dot."""
+
+    name: str
+    value: str
+    domain: str
+    path: str = "/"
+    subdomains: bool = False  # whether hosts below the domain get it, too
+    secure: bool = False
+    expires: float = _NEVER  # by the wall clock: `Expires` gives a date
+    lasts_until: float = _NEVER  # by the machine's uptime: `Max-Age` gives an age
+    given: bool = False  # from the operator's file: no flood of cookies evicts it
+
+    def __repr__(self) -> str:
+        return f"Cookie({self.name[:40]!r} of {self.domain!r})"
+
+    @property
+    def key(self) -> Key:
+        """A cookie replaces another with the same key."""
+        return (self.name, self.domain, self.path)
+
+    @property
+    def size(self) -> int:
+        return len(self.name) + len(self.value)
+
+    def is_live(self, now: float, uptime: float) -> bool:
+        return self.expires > now and self.lasts_until > uptime
+
+    def fits(self, scheme: str, host: str, path: str) -> bool:
+        """Whether it is sent with a request."""
+        if self.secure and scheme != "https":
+            return False
+        is_host = host == self.domain or (self.subdomains and is_within(host, self.domain))
+        return is_host and _path_fits(path, self.path)
+
+
+class Jars:
+    """The cookies of one job in this process, one jar per registrable domain, as an LRU cache."""
+
+    def __init__(
+        self,
+        given: Iterable[Cookie] = (),
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = times.uptime,
+    ) -> None:
+        self._clock, self._uptime = clock, uptime
+        self._given: dict[str, list[Cookie]] = {}
+        for cookie in given:
+            self._given.setdefault(urls.domain(cookie.domain), []).append(cookie)
+        self._jars: OrderedDict[str, dict[Key, Cookie]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Jars({len(self._jars)} domains)"
+
+    @property
+    def used(self) -> bool:
+        return bool(self._given or self._jars)
+
+    def header(self, scheme: str, host: str, path: str, room: int = MAX_HEADER) -> str:
+        """Return the value of the `Cookie` header, longer paths first.
+
+        If not all fit into `room`, the operator's own go first, then the newest.
+        """
+        host = host.rstrip(".")
+        jar = self._jar(urls.domain(host), create=False)
+        now, uptime = self._clock(), self._uptime()
+        fitting = [
+            cookie
+            for cookie in jar.values()
+            if cookie.is_live(now, uptime) and cookie.fits(scheme, host, path)
+        ]
+        newest_first = fitting[::-1]
+        newest_first.sort(key=lambda cookie: not cookie.given)
+        sent = set()
+        for cookie in newest_first:
+            room -= cookie.size + 3
+            if room >= 0:
+                sent.add(cookie.key)
+        chosen = [cookie for cookie in fitting if cookie.key in sent]
+        chosen.sort(key=lambda cookie: -len(cookie.path))
+        return "; ".join([_pair(cookie) for cookie in chosen])
+
+    def take(self, scheme: str, host: str, path: str, headers: Iterable[str]) -> None:
+        host, now, uptime = host.rstrip("."), self._clock(), self._uptime()
+        for text in list(headers)[:MAX_SET]:
+            cookie = parse(text, scheme, host, path, uptime)
+            if cookie and (scheme == "https" or not self._overlays_secure(cookie, now, uptime)):
+                self._put(cookie, now, uptime)
+
+    def _overlays_secure(self, cookie: Cookie, now: float, uptime: float) -> bool:
+        """Whether a cookie without TLS, maybe of another port, would replace one with TLS."""
+        jar = self._jar(urls.domain(cookie.domain), create=False)
+        return any(
+            kept.secure
+            and kept.name == cookie.name
+            and (is_within(kept.domain, cookie.domain) or is_within(cookie.domain, kept.domain))
+            and _path_fits(cookie.path, kept.path)
+            and kept.is_live(now, uptime)
+            for kept in jar.values()
+        )
+
+    def _put(self, cookie: Cookie, now: float, uptime: float) -> None:
+        jar = self._jar(urls.domain(cookie.domain), create=True)
+        old = jar.pop(cookie.key, None)
+        if not cookie.is_live(now, uptime):
+            return
+        if old and old.given:
+            cookie = msgspec.structs.replace(cookie, given=True)
+        jar[cookie.key] = cookie
+        while len(jar) > MAX_COOKIES or sum(kept.size for kept in jar.values()) > MAX_BYTES:
+            for key, kept in jar.items():
+                if not (kept.given and kept.is_live(now, uptime)):
+                    del jar[key]
+                    break
+            else:
+                return  # all of them are the operator's own
+
+    def _jar(self, domain: str, *, create: bool) -> dict[Key, Cookie]:
+        jar = self._jars.get(domain)
+        if jar is None:
+            given = self._given.get(domain, ())
+            if not given and not create:
+                return {}
+            jar = self._jars[domain] = {cookie.key: cookie for cookie in given}
+        self._jars.move_to_end(domain)
+        while len(self._jars) > MAX_JARS:
+            self._jars.popitem(last=False)
+        return jar
+
+
+def _pair(cookie: Cookie) -> str:
+    return f"{cookie.name}={cookie.value}" if cookie.name else cookie.value
+
+
+def _path_fits(path: str, cookie_path: str) -> bool:
+    return path == cookie_path or path.startswith(cookie_path.removesuffix("/") + "/")
+
+
+def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie | None:
+    """Parse one `Set-Cookie` header of an answer; None if a browser would ignore it."""
+    if CONTROL.search(text):
+        return None
+    pair, *attributes = [part.strip(BLANKS) for part in text.split(";", 20)]
+    name, equals, value = pair.partition("=")
+    if not equals:
+        name, value = "", pair
+    name, value = name.strip(BLANKS), value.strip(BLANKS)
+    if not 0 < len(name) + len(value) <= MAX_SIZE:
+        return None
+    told = {}
+    for attribute in attributes:
+        key, _, setting = attribute.partition("=")
+        told[key.strip(BLANKS).lower()] = setting.strip(BLANKS)
+    domain, subdomains = host, False
+    if wanted := told.get("domain", "").removeprefix(".").lower():
+        if not _may_set(host, wanted):
+            return None
+        domain, subdomains = wanted, literal(host) is None and not urls.is_public_suffix(wanted)
+    secure, asked = "secure" in told, told.get("path", "")
+    if secure and scheme != "https":
+        return None
+    if name.lower().startswith("__secure-") and not secure:
+        return None
+    if name.lower().startswith("__host-") and (not secure or subdomains or asked != "/"):
+        return None
+    where = path.rpartition("/")[0] or "/"
+    if asked.startswith("/") and len(asked) <= 1024:
+        where = asked
+    expires, lasts_until = _expiry(told, uptime)
+    return Cookie(
+        name=name,
+        value=value,
+        domain=domain,
+        path=where,
+        subdomains=subdomains,
+        secure=secure,
+        expires=expires,
+        lasts_until=lasts_until,
+    )
+
+
+def _may_set(host: str, wanted: str) -> bool:
+    """Whether a cookie may be for a domain: the host's own or one above it, but not co.uk."""
+    if wanted == host:
+        return True
+    is_above = literal(host) is None and host.endswith(f".{wanted}")
+    return is_above and not urls.is_public_suffix(wanted)
+
+
+def _expiry(told: dict[str, str], uptime: float) -> tuple[float, float]:
+    """Return the expiry by the wall clock and by the uptime; `Max-Age` precedes `Expires`."""
+    age = told.get("max-age", "")
+    if age.removeprefix("-").isdecimal() and age.isascii():
+        if age.startswith("-"):
+            return _NEVER, -1.0
+        return _NEVER, uptime + min(int(age[:12]), MAX_AGE_S)
+    date = parsedate_tz(told.get("expires", "")[:100])
+    if date:
+        try:
+            return float(mktime_tz(date)), _NEVER
+        except (ValueError, OverflowError):
+            pass
+    return _NEVER, _NEVER
+
+
+def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
+    """Read a cookie file in Netscape's format, as browsers and curl write it; `InputError`."""
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; is it a cookie file?")
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "is not a cookie file: it is not text in UTF-8") from None
+    found: dict[Key, Cookie] = {}
+    for number, line in enumerate(re.split("\r\n?|\n", text), 1):
+        bare = line.removeprefix("#HttpOnly_")
+        if not bare.strip() or bare.startswith("#"):
+            continue
+        try:
+            cookie = _parse_line(bare)
+        except ValueError as error:
+            raise InputError(str(path), str(error), number) from None
+        if cookie.expires > now:
+            found[cookie.key] = cookie
+    return tuple(found.values())
+
+
+def _parse_line(line: str) -> Cookie:
+    """Parse one line of a cookie file; raises `ValueError`."""
+    parts = line.split("\t")
+    if len(parts) == 6:
+        parts.append("")  # an empty value, whose tab an editor has removed
+    if len(parts) != 7:
+        raise ValueError(f"has {len(parts)} fields between tabs, not the 7 of a cookie file")
+    domain, subdomains, where, secure, expires, name, value = parts
+    domain = domain.strip().removeprefix(".").lower()
+    has_signs = any(sign in domain for sign in "/ :@") and literal(domain) is None
+    if not 0 < len(domain) <= urls.MAX_HOST or not domain.isascii() or has_signs:
+        raise ValueError("the first field is no host name")
+    flags = []
+    for flag, which in ((subdomains, "second"), (secure, "fourth")):
+        if flag.strip().upper() not in ("TRUE", "FALSE"):
+            raise ValueError(f"the {which} field must be TRUE or FALSE")
+        flags.append(flag.strip().upper() == "TRUE")
+    if not where.startswith("/"):
+        raise ValueError("the third field, the path, must begin with /")
+    if not _NUMBER.fullmatch(expires):
+        raise ValueError("the fifth field, the expiry, must be seconds since 1970")
+    if CONTROL.search(name + value) or ";" in name + value:
+        raise ValueError("the name or value holds a character that no cookie can hold")
+    until = float(expires or 0)
+    if until <= 0:
+        until = _NEVER
+    return Cookie(
+        name=name,
+        value=value,
+        domain=domain,
+        path=where,
+        subdomains=flags[0] and not urls.is_public_suffix(domain),
+        secure=flags[1],
+        expires=until,
+        given=True,
+    )
+
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
 MAX_LIVE = 100  # jobs whose cookies a process keeps

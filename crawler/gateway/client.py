@@ -34,7 +34,7 @@ from crawler.fetch.egress import names_loopback
 from crawler.fetch.http import Client, Request
 from crawler.gateway import token
 from crawler.models import Page
-from crawler.resilience import retry
+from crawler.resilience import retry_after
 
 log = logging.getLogger(__name__)
 
@@ -575,7 +575,7 @@ def _printable(text: str) -> str:
 def longest_wait(headers: Iterable[str], value: object, now: float) -> float:
     """Return the longest wait in `Retry-After` headers and a body's `retry_after`, up to
     MAX_WAIT_S."""
-    waits = [_seconds(text) or retry.retry_after(text, now) or 0.0 for text in headers]
+    waits = [_seconds(text) or retry_after(text, now) or 0.0 for text in headers]
     return min(MAX_WAIT_S, max([0.0, _seconds(value), *waits]))
 
 

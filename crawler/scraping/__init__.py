@@ -27,7 +27,7 @@ from crawler.judge.rules import judge
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
-from crawler.resilience import retry
+from crawler.resilience import retry_after, retry_delay
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site, selectors, structured
 from crawler.sites.parser import parse
@@ -206,7 +206,7 @@ class Attempt:
             message += f", and the page is: {verdict.name.replace('_', ' ')}"
             if verdict.vendor:
                 message += f" ({verdict.vendor})"
-        wait_s = retry.retry_after(page.header("retry-after"), self._clock())
+        wait_s = retry_after(page.header("retry-after"), self._clock())
         self._note(retry_after_s=wait_s or 0.0)
         self._fail(verdict, message, wait_s)
 
@@ -222,7 +222,7 @@ class Attempt:
             block=verdict.block,
         )
         if kind.tries_again and failures + 1 < policy.attempts:
-            wait_s = retry.delay(
+            wait_s = retry_delay(
                 kind, failures, retry_after_s, policy.base_s, policy.cap_s, self._jitter
             )
             self._note(status=TaskStatus.PENDING, not_before=self._clock() + wait_s)

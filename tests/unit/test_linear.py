@@ -13,13 +13,13 @@ from selectolax.lexbor import LexborHTMLParser
 
 from crawler import urls
 from crawler.errors import CrawlerError
-from crawler.fetch import charset, cookies, robots, wire
+from crawler.fetch import charset, robots, session, wire
 from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
 from crawler.judge import sight
 from crawler.judge.rules import judge
 from crawler.logs import printable
-from crawler.resilience import retry
+from crawler.resilience import retry_after
 from crawler.results import formats
 from crawler.sites import pairs, parser, selectors, structured, text, values
 from crawler.sites.sitefile import Field
@@ -316,7 +316,7 @@ def in_charset(name: str) -> Callable[[bytes], object]:
 
 
 def set_cookies(text: str) -> None:
-    jars = cookies.Jars(clock=lambda: 0.0)
+    jars = session.Jars(clock=lambda: 0.0)
     jars.take("https", "county.example", "/", [text, *text.split("\n")])
     jars.header("https", "county.example", "/")
 
@@ -331,7 +331,7 @@ def obeyed(text: str) -> None:
 OF_TEXT: dict[str, Callable[[str], object]] = {
     "cookies": set_cookies,
     "robots": obeyed,
-    "retry_after": lambda text: retry.retry_after(text, 0.0),
+    "retry_after": lambda text: retry_after(text, 0.0),
     "content type": lambda text: charset.decode(b"x", f"text/html; charset={text}"),
     "printable": printable,
     "absolute": lambda text: structured.absolute(URL, text),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from crawler.judge import decided
 from crawler.models import RetryClass
+from crawler.resilience import retry_after, retry_delay
 from crawler.resilience.permit import MAX_RETRY_AFTER_S
-from crawler.resilience.retry import delay, retry_after
 
 NOW = 1_794_812_400.0
 
@@ -44,16 +44,16 @@ def test_each_reason_has_a_class(reason: str, kind: RetryClass) -> None:
 @given(failures=st.integers(0, 50), chance=st.floats(0, 1))
 def test_the_wait_is_anything_up_to_a_bound_that_doubles(failures: int, chance: float) -> None:
     """Full jitter: between nothing and the bound, which never exceeds its cap."""
-    wait_s = delay(RetryClass.SOON, failures, None, 2.0, 60.0, lambda: chance)
+    wait_s = retry_delay(RetryClass.SOON, failures, None, 2.0, 60.0, lambda: chance)
 
     assert wait_s == pytest.approx(chance * min(60.0, 2.0 * 2**failures))
-    assert delay(RetryClass.LATER, failures, None, 2.0, 60.0, lambda: 1.0) >= wait_s
+    assert retry_delay(RetryClass.LATER, failures, None, 2.0, 60.0, lambda: 1.0) >= wait_s
 
 
 @given(asked_s=st.floats(0.1, 1e9), chance=st.floats(0, 1))
 def test_what_a_server_asks_for_is_kept_and_capped(asked_s: float, chance: float) -> None:
     """Never earlier than it says, unless it says more than an hour."""
-    wait_s = delay(RetryClass.SLOW_DOWN, 0, asked_s, 1.0, 60.0, lambda: chance)
+    wait_s = retry_delay(RetryClass.SLOW_DOWN, 0, asked_s, 1.0, 60.0, lambda: chance)
 
     assert min(asked_s, MAX_RETRY_AFTER_S) <= wait_s <= MAX_RETRY_AFTER_S + 5
 

@@ -18,11 +18,10 @@ from click.testing import CliRunner
 from crawler.cli.options import session_options
 from crawler.config import Settings
 from crawler.errors import FetchError, InputError, StoreError, UsageError
-from crawler.fetch import cookies, session
-from crawler.fetch.cookies import Cookie, Jars
+from crawler.fetch import session
 from crawler.fetch.egress import Egress, Proxies, Proxy, parse_proxy
 from crawler.fetch.http import Client, Request
-from crawler.fetch.session import LiveSession, Session, Sessions
+from crawler.fetch.session import Cookie, Jars, LiveSession, Session, Sessions
 from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site
@@ -182,16 +181,16 @@ def test_no_server_fills_the_memory() -> None:
     kept = jar()
     for n in range(10_000):
         take(kept, "https://a.example/", f"c{n}=1; Path=/")
-    assert len(sent(kept, "https://a.example/").split("; ")) == cookies.MAX_COOKIES
+    assert len(sent(kept, "https://a.example/").split("; ")) == session.MAX_COOKIES
     assert "c9999=1" in sent(kept, "https://a.example/")
     take(kept, "https://b.example/", *(f"c{n}={'x' * 4000}; Path=/" for n in range(100)))
-    assert 4000 < len(sent(kept, "https://b.example/")) <= cookies.MAX_HEADER
+    assert 4000 < len(sent(kept, "https://b.example/")) <= session.MAX_HEADER
     take(kept, "https://c.example/", *(f"c{n}=1" for n in range(100_000)))
-    assert len(sent(kept, "https://c.example/").split("; ")) <= cookies.MAX_COOKIES
-    for n in range(cookies.MAX_JARS + 50):
+    assert len(sent(kept, "https://c.example/").split("; ")) <= session.MAX_COOKIES
+    for n in range(session.MAX_JARS + 50):
         take(kept, f"https://d{n}.example/", "a=1")
     assert sent(kept, "https://a.example/") == ""
-    assert sent(kept, f"https://d{cookies.MAX_JARS + 49}.example/") == "a=1"
+    assert sent(kept, f"https://d{session.MAX_JARS + 49}.example/") == "a=1"
 
 
 def test_a_flood_does_not_keep_the_next_page_from_being_asked_for(site: Site) -> None:
@@ -219,14 +218,14 @@ def test_a_flood_pushes_no_given_cookie_out() -> None:
     take(kept, "https://a.example/", "sid=2; Domain=a.example; Path=/")
     take(kept, "https://a.example/", *(f"d{n}={'x' * 1000}; Path=/" for n in range(200)))
     assert "sid=2" in sent(kept, "https://b.a.example/")
-    for n in range(cookies.MAX_JARS + 1):
+    for n in range(session.MAX_JARS + 1):
         take(kept, f"https://d{n}.example/", "a=1")
     assert sent(kept, "https://b.a.example/") == "sid=1"
 
 
 COOKIE_FILE = """\
 # Netscape HTTP Cookie File
-# https://curl.se/docs/http-cookies.html
+# https://curl.se/docs/http-session.html
 
 a.example\tFALSE\t/\tFALSE\t0\tplain\tone
 .a.example\tTRUE\t/x\tTRUE\t1900000000\tdeep\ttwo
@@ -240,9 +239,9 @@ a.example\tFALSE\t/\tFALSE\t0\tempty
 
 def test_cookie_files(tmp_path: Path) -> None:
     """A file as curl and browsers' extensions write it is read, without what has expired."""
-    file = tmp_path / "cookies.txt"
+    file = tmp_path / "session.txt"
     file.write_bytes(b"\xef\xbb\xbf" + COOKIE_FILE.replace("\n", "\r\n").encode())
-    kept = jar(*cookies.read_file(file, NOW))
+    kept = jar(*session.read_file(file, NOW))
 
     assert sent(kept, "http://a.example/") == "plain=one; empty="
     assert sent(kept, "https://a.example/x/1") == "deep=two; plain=one; empty="
@@ -270,10 +269,10 @@ def test_cookie_files(tmp_path: Path) -> None:
 )
 def test_bad_cookie_files(tmp_path: Path, line: str, reason: str) -> None:
     """File, line and reason are said, the secret is not."""
-    file = tmp_path / "cookies.txt"
+    file = tmp_path / "session.txt"
     file.write_text(f"# comment\n\n{line}\n")
     with pytest.raises(InputError) as caught:
-        cookies.read_file(file, NOW)
+        session.read_file(file, NOW)
 
     assert str(caught.value).startswith(f"{file}, line 3: ")
     assert reason in str(caught.value)
@@ -289,7 +288,7 @@ def test_cookie_files_that_are_none(tmp_path: Path) -> None:
         ("binary", "not text in UTF-8"),
     ):
         with pytest.raises(InputError, match=reason):
-            cookies.read_file(tmp_path / name, NOW)
+            session.read_file(tmp_path / name, NOW)
 
 
 # The file
@@ -422,7 +421,7 @@ def typed(*arguments: str) -> Session | None:
 
 def test_options_become_a_session(tmp_path: Path) -> None:
     """All four options together, and none at all."""
-    file, more = tmp_path / "cookies.txt", tmp_path / "headers.txt"
+    file, more = tmp_path / "session.txt", tmp_path / "headers.txt"
     file.write_text("a.example\tFALSE\t/\tFALSE\t0\tsid\tone\n")
     more.write_text("# secrets\n\nX-Key: two\r\nX-Url: http://a.example/\n")
     made = typed(
@@ -477,7 +476,7 @@ def test_options_become_a_session(tmp_path: Path) -> None:
         (("--proxy", "http://user:geheim%0d%0a@127.0.0.1:1"), "control characters"),
         (("--proxy", ""), "no URL"),
         (("--header", "@/nowhere/geheim.txt"), "cannot be read"),
-        (("--cookie-file", "/nowhere/cookies.txt"), "cannot be read"),
+        (("--cookie-file", "/nowhere/session.txt"), "cannot be read"),
     ],
 )
 def test_bad_options_are_explained(arguments: tuple[str, ...], reason: str) -> None:

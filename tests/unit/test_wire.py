@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crawler.db import raw_pages
 from crawler.doctor import reconciliation
 from crawler.errors import FetchError
-from crawler.fetch import cookies, wire
+from crawler.fetch import session, wire
 from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
@@ -218,7 +218,7 @@ def test_only_blanks_and_tabs_stand_around_values(sign: int) -> None:
 def test_a_cookie_keeps_all_its_bytes() -> None:
     """The last byte of an `à` in UTF-8 is a blank in Latin-1."""
     value = "à la".encode()[:2].decode("latin-1")
-    cookie = cookies.parse(f"name={value} ; path=/", "https", "county.example", "/", 0.0)
+    cookie = session.parse(f"name={value} ; path=/", "https", "county.example", "/", 0.0)
 
     assert cookie
     assert cookie.value == value
