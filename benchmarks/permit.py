@@ -20,23 +20,23 @@ from pathlib import Path
 
 import redis
 
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.orchestrator import redis_program
 from crawler.process import Child
-from crawler.resilience.permit import HEADROOM, LATE_S, Ask, Report
+from crawler.resilience.permit import HEADROOM, LATE_S, PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 WARM_UP_S = 1.0
 """Before counting begins."""
 
 
-def book(url: str, rule: Rule, until: float, wish: int) -> tuple[int, list[float]]:
+def book(url: str, rule: DomainLimits, until: float, wish: int) -> tuple[int, list[float]]:
     """Ask, wait for the start, report: as a worker does. Gives the calls and when each request
     went."""
     permit, calls, sent = RedisRateLimiter(url, 2, secrets.token_hex(4), 5), 0, list[float]()
     while (now := time.monotonic()) < until:
         calls += 1
-        answer = permit.ask([Ask(domain="x.example", rule=rule, wish=wish)])[0]
+        answer = permit.ask([PermitRequest(domain="x.example", rule=rule, wish=wish)])[0]
         begun = time.monotonic()
         for start in answer.starts_s:
             time.sleep(max(0.0, begun + start - time.monotonic()))
@@ -44,14 +44,18 @@ def book(url: str, rule: Rule, until: float, wish: int) -> tuple[int, list[float
                 sent.append(time.monotonic())
         if answer.starts_s:
             permit.report(
-                [Report(domain="x.example", rule=rule, slots=len(answer.starts_s), good=True)]
+                [
+                    RequestReport(
+                        domain="x.example", rule=rule, slots=len(answer.starts_s), good=True
+                    )
+                ]
             )
         time.sleep(min(max(0.0, begun + answer.wait_s - time.monotonic()), max(0.0, until - now)))
     permit.close()
     return calls, sent
 
 
-def sleep_and_try(url: str, rule: Rule, until: float, _: int) -> tuple[int, list[float]]:
+def sleep_and_try(url: str, rule: DomainLimits, until: float, _: int) -> tuple[int, list[float]]:
     """Ask whether one may go now; if not, sleep for an interval and ask again."""
     permit, calls, sent = RedisRateLimiter(url, 2, secrets.token_hex(4), 5), 0, list[float]()
     while time.monotonic() < until:
@@ -65,7 +69,7 @@ def sleep_and_try(url: str, rule: Rule, until: float, _: int) -> tuple[int, list
 
 
 def _child(
-    way: str, url: str, rule: Rule, begin: float, seconds: float, wish: int
+    way: str, url: str, rule: DomainLimits, begin: float, seconds: float, wish: int
 ) -> tuple[int, list[float]]:
     time.sleep(max(0.0, begin - WARM_UP_S - time.monotonic()))
     run = {"book": book, "test and sleep": sleep_and_try}[way]
@@ -89,7 +93,7 @@ def measure(
     client.flushdb()
     client.set("permit-epoch", "0")
     begin = time.monotonic() + WARM_UP_S + 1 + processes * 0.2
-    job = (way, url, Rule(interval_s=1 / rate), begin, seconds, wish)
+    job = (way, url, DomainLimits(interval_s=1 / rate), begin, seconds, wish)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         done = pool.starmap(_child, [job] * processes, chunksize=1)
     sent = sorted(itertools.chain.from_iterable(times for _, times in done))

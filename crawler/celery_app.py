@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 
 from crawler import config, urls
 from crawler.errors import ServiceError
-from crawler.models import QUEUES, Books, Job, Outcome, Task, TaskStatus
+from crawler.models import QUEUES, Job, Outcome, Task, TaskCounts, TaskStatus
 from crawler.redis_client import RedisAddress, connect
 from crawler.stack import redis_address
 
@@ -168,7 +168,7 @@ class RedisBroker:
                 pipe.lrem(each.queue, 1, each.body)  # type: ignore[arg-type]
             pipe.execute()
 
-    def mirror(self, job: Job, books: Books) -> None:
+    def mirror(self, job: Job, books: TaskCounts) -> None:
         """Write a job's progress to `scrape:<job>:…`."""
         if job.completed_at:
             status = "COMPLETE"

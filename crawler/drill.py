@@ -20,7 +20,7 @@ from crawler.demo_site import FAULTS, running_site
 from crawler.errors import StackIsUp
 from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job, JobOptions
+from crawler.models import Job, JobOptions, TaskCounts
 from crawler.orchestrator import Orchestrator, stop_stale, terminated_by_signal
 from crawler.redis_client import connect
 from crawler.stack import read_stack
@@ -280,7 +280,7 @@ class _Course:
             time.sleep(pause_s)
         self._score.seconds = moved - began
 
-    def _look(self) -> Books:
+    def _look(self) -> TaskCounts:
         """Return the counts of one moment. They must balance, whatever has just been killed."""
         counts = self._lpm.counts
         with self._lpm.store.reading():
@@ -342,7 +342,7 @@ class _Course:
                     process.kill()
 
     def _is_back(
-        self, strike: Strike, struck: float, tasks: frozenset[int], done: int, books: Books
+        self, strike: Strike, struck: float, tasks: frozenset[int], done: int, books: TaskCounts
     ) -> bool:
         """Whether Redis answers, all tasks in flight have ended, and a newer page has come."""
         if books.open and done <= (strike.done or 0) + self._at_a_time:
@@ -368,7 +368,7 @@ class _Course:
                 return False
 
 
-def _balanced(books: Books, pages: int) -> bool:
+def _balanced(books: TaskCounts, pages: int) -> bool:
     states = (books.open, books.completed, books.failed, books.skipped, books.expired)
     return books.accepted == sum(states) == pages and books.results == books.completed
 

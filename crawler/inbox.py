@@ -128,7 +128,7 @@ class Inbox:
     def run(self) -> None:
         """Act while this process has the lock, until stopped."""
         limit_s = owners.STILL * self._settings.stall_s
-        office = owners.Office(self._data / "run" / "inbox.lock", limit_s)
+        office = owners.LeaderLock(self._data / "run" / "inbox.lock", limit_s)
         while not office.take():
             if self._stop.wait(SCAN_INTERVAL_S):
                 office.close()
@@ -136,7 +136,7 @@ class Inbox:
         if self._act(office):  # otherwise the lock ends with the process
             office.close()
 
-    def _act(self, office: owners.Office) -> bool:
+    def _act(self, office: owners.LeaderLock) -> bool:
         """Import files and record this kernel; return False if an import still runs at the end."""
         note = guard.open_kernel_note(self._data / "run")
         # On its own thread: a large file takes longer than the interval of the kernel record.
@@ -297,7 +297,7 @@ class Inbox:
         failpoint("taken")
         log.info("%s from the inbox: %d new, %d known", job.name, summary.accepted, summary.known)
         if summary.other_sheets:
-            log.warning("%s: %s", job.name, rows.not_read(summary.other_sheets))
+            log.warning("%s: %s", job.name, rows.unread_sheets_note(summary.other_sheets))
         if summary.rejects_file:
             name = Path(summary.rejects_file).name
             summary = msgspec.structs.replace(summary, rejects_file=name)

@@ -40,7 +40,7 @@ from crawler.models import (
     Job,
     NewTask,
     Outcome,
-    Raw,
+    RawLocation,
     Receipt,
     Task,
     TaskStatus,
@@ -172,7 +172,7 @@ class LocalPersistenceManager(Layout):
             gone = {note.id for note in notes}
             for owner in self.tasks.owners() - gone:
                 if not owners.exists(self.owners, owner):  # its file was lost with the run folder
-                    notes.append(owners.Note(owner, {}, "", 0, frozenset(), ""))
+                    notes.append(owners.OwnerState(owner, {}, "", 0, frozenset(), ""))
             for note in notes:
                 domains = self.tasks.free(note, self.now())
                 freed += len(domains)
@@ -215,7 +215,7 @@ class LocalPersistenceManager(Layout):
     def save_carried(
         self,
         members: Sequence[bytes | None],
-        insert: Callable[[Database, Sequence[Raw | None]], list[int]],
+        insert: Callable[[Database, Sequence[RawLocation | None]], list[int]],
     ) -> None:
         """Store what another ledger collected: `insert` is given where the pages are now."""
         with self.errors():
@@ -381,7 +381,7 @@ class LocalPersistenceManager(Layout):
 
 
 def _store_outcome(
-    db: Database, outcome: Outcome, digest: str, place: Raw | None, now: float
+    db: Database, outcome: Outcome, digest: str, place: RawLocation | None, now: float
 ) -> dict[str, Any] | None:
     """Store how one attempt ended; returns its event's detail, or None for a dead claim."""
     detail = tasks.finish_attempt(db, outcome, place, now)

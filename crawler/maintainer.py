@@ -18,7 +18,7 @@ from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job, JobStatus
+from crawler.models import Job, JobStatus, TaskCounts
 from crawler.waits import StallMonitor, WaitFinder
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Broker(Protocol):
     def withdraw(self, messages: Sequence["Queued"]) -> None:
         """Remove messages from their queues, if they are still there."""
 
-    def mirror(self, job: Job, books: Books) -> None:
+    def mirror(self, job: Job, books: TaskCounts) -> None:
         """Write a job's progress to Redis."""
 
 
@@ -91,7 +91,7 @@ class Maintainer:
 
     def run(self) -> None:
         """Act while this process has the lock, until stopped."""
-        office = owners.Office(self._lpm.run / "maintainer.lock", self._still_s)
+        office = owners.LeaderLock(self._lpm.run / "maintainer.lock", self._still_s)
         try:
             while not self._stopping:
                 if office.take():
@@ -101,7 +101,7 @@ class Maintainer:
             office.close()
             self._lpm.close()
 
-    def _act(self, office: owners.Office) -> None:
+    def _act(self, office: owners.LeaderLock) -> None:
         # On its own thread: with a million results it takes a while, and nothing depends on it.
         threading.Thread(target=self._secure_pending, name="projection", daemon=True).start()
         while not self._stopping and office.keep():
@@ -168,7 +168,7 @@ class Maintainer:
         self.fill(kinds.count("worker"))
         return next_due
 
-    def _running(self, living: Sequence[owners.Note]) -> list[owners.Note]:
+    def _running(self, living: Sequence[owners.OwnerState]) -> list[owners.OwnerState]:
         """Return the living processes whose loop runs; take back the leases of the others.
 
         After this process was stopped itself, it takes nothing back: the others may have been
@@ -186,7 +186,7 @@ class Maintainer:
                     self._take_back(note, note.still_s(now))
         return [note for note in living if note not in stopped]
 
-    def _take_back(self, note: owners.Note, still_s: float) -> None:
+    def _take_back(self, note: owners.OwnerState, still_s: float) -> None:
         domains = self._lpm.tasks.take_back(note, self._clock())
         for domain in set(domains):
             self._forget(domain, note.id)
@@ -271,7 +271,7 @@ class JobAlarms:
         self._uptime, self._waits = uptime, waits
         self._jobs: dict[int, _Watched] = {}
 
-    def check(self, job: Job, books: Books, now: float) -> None:
+    def check(self, job: Job, books: TaskCounts, now: float) -> None:
         """Log what has changed about a job."""
         watched = self._jobs.setdefault(job.id, _Watched())
         if job.deadline is not None:
@@ -281,7 +281,7 @@ class JobAlarms:
         if not books.open:
             del self._jobs[job.id]
 
-    def _check_deadline(self, job: Job, books: Books, watched: _Watched, now: float) -> None:
+    def _check_deadline(self, job: Job, books: TaskCounts, watched: _Watched, now: float) -> None:
         trend = watched.trend
         trend.add(self._uptime(), books.accepted - books.open)
         slipping = slip(job, books.open, trend.measured, now, self._zone)
@@ -292,7 +292,9 @@ class JobAlarms:
             watched.is_late = False
             log.warning("job %s will be done in time again", job.name, extra={"job": job.name})
 
-    def _check_stall(self, job: Job, books: Books, watched: _Watched, waits: WaitFinder) -> None:
+    def _check_stall(
+        self, job: Job, books: TaskCounts, watched: _Watched, waits: WaitFinder
+    ) -> None:
         if not books.open:
             return
         if watched.monitor is None:

@@ -55,7 +55,7 @@ HEADROOM = 0.97
 """The share of a rate that is used, so that late packets never exceed the rate in any window."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class DomainLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on a domain: seconds between requests and requests at a time; 0 is no limit."""
 
     interval_s: float = 0.0
@@ -104,7 +104,7 @@ def encoded_input(given: dict[str, Any]) -> str | None:
     return encoded.decode()
 
 
-class Known(msgspec.Struct, frozen=True):
+class PreviousPage(msgspec.Struct, frozen=True):
     """The last page of a URL: its validators, and what made its record."""
 
     etag: str | None
@@ -144,7 +144,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The site that a Gateway's task names."""
     error_type: str | None = None
     """How its last attempt ended."""
-    known: "Known | None" = None
+    known: "PreviousPage | None" = None
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
+class SentRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that was made: its domain, start and duration."""
 
     domain: str
@@ -176,7 +176,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Raw(msgspec.Struct, frozen=True, kw_only=True):
+class RawLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a page is stored in `raw/`."""
 
     segment: str
@@ -217,9 +217,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a failure counts; not if a stop interrupted it or its domain must wait."""
     shortage: bool = False
     """Whether this process or machine lacked something: then no attempt is counted."""
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SentRequest, ...] = ()
     """The requests that were made; without any, no attempt is counted."""
-    rule: Rule = Rule()
+    rule: DomainLimits = DomainLimits()
     """The limits that these requests kept."""
 
 
@@ -230,7 +230,7 @@ class Imported(msgspec.Struct, frozen=True):
     known: int
 
 
-class Books(msgspec.Struct, frozen=True):
+class TaskCounts(msgspec.Struct, frozen=True):
     """The counts of a job or the whole ledger; `accepted` is the sum of the six states."""
 
     accepted: int = 0
@@ -328,7 +328,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the input: new tasks, known tasks and rejected rows."""
     known: int
     rejected: int
-    books: Books
+    books: TaskCounts
     reasons: dict[str, dict[str, int]]
     problems: list[str]
     accepted: list[str]

@@ -26,7 +26,7 @@ from crawler.db import guard, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import Child, Mark, end_process, in_short
+from crawler.process import Child, ProcessMark, end_process, in_short
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.stack import (
@@ -85,7 +85,10 @@ class RedisServer:
         return self._child is not None and self._child.alive and answers(self.url)
 
     def start(
-        self, url: str | None, record: Callable[[Mark, str], None], given_up: Callable[[], bool]
+        self,
+        url: str | None,
+        record: Callable[[ProcessMark, str], None],
+        given_up: Callable[[], bool],
     ) -> None:
         """Start it at an address, or on a free port, and wait until it answers.
 
@@ -102,7 +105,7 @@ class RedisServer:
             self._run(self._child, record, given_up)
 
     def _run(
-        self, child: Child, record: Callable[[Mark, str], None], given_up: Callable[[], bool]
+        self, child: Child, record: Callable[[ProcessMark, str], None], given_up: Callable[[], bool]
     ) -> None:
         record(child.start(), self.url)
         child.wait_until(lambda: answers(self.url), START_LIMIT_S, given_up)
@@ -238,7 +241,7 @@ class Orchestrator:
         stop_stale(self._data, read_stack(self._data))
         shutil.rmtree(self._tmp, ignore_errors=True)
         self._tmp.mkdir(mode=0o700, exist_ok=True)
-        self._record.note(supervisor=Mark.of(os.getpid()))
+        self._record.note(supervisor=ProcessMark.of(os.getpid()))
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             # Otherwise a program without signal handlers would leave its stack running.

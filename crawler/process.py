@@ -20,14 +20,14 @@ DISK_FULL_SIGNS = ("No space left", "Disk quota exceeded", "MISCONF")
 """How programs say that the disk is full; MISCONF is Redis."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class ProcessMark(msgspec.Struct, frozen=True):
     """A process, identified by pid and start time: the pid alone may be reused."""
 
     pid: int
     began: str
 
     @classmethod
-    def of(cls, pid: int) -> "Mark":
+    def of(cls, pid: int) -> "ProcessMark":
         """The mark of a process that runs now."""
         return cls(pid, _began(psutil.Process(pid)))
 
@@ -77,7 +77,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_began = 0
 
-    def start(self) -> Mark:
+    def start(self) -> ProcessMark:
         """Start it; its output goes to its log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
@@ -90,7 +90,7 @@ class Child:
                 start_new_session=True,
                 env=self._env,
             )
-        return Mark.of(self._process.pid)
+        return ProcessMark.of(self._process.pid)
 
     @property
     def alive(self) -> bool:

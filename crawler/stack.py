@@ -8,7 +8,7 @@ import msgspec
 from crawler import locks
 from crawler.config import Settings
 from crawler.files import replace_file
-from crawler.process import Mark
+from crawler.process import ProcessMark
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 SILENT_FACTOR = 3.0
@@ -18,13 +18,13 @@ SILENT_FACTOR = 3.0
 class Stack(msgspec.Struct, frozen=True):
     """The processes and addresses of a stack."""
 
-    supervisor: Mark | None = None
-    redis: Mark | None = None
+    supervisor: ProcessMark | None = None
+    redis: ProcessMark | None = None
     redis_url: str | None = None
-    worker: Mark | None = None
-    agent: Mark | None = None
+    worker: ProcessMark | None = None
+    agent: ProcessMark | None = None
     """The process that works with a Gateway."""
-    flower: Mark | None = None
+    flower: ProcessMark | None = None
     flower_url: str | None = None
     ready: bool = False
     folder: str | None = None
@@ -44,7 +44,7 @@ class Stack(msgspec.Struct, frozen=True):
         )
 
     @property
-    def services(self) -> tuple[Mark, ...]:
+    def services(self) -> tuple[ProcessMark, ...]:
         """The processes that the supervisor has started, in the order to end them."""
         started = (self.agent, self.flower, self.worker, self.redis)
         return tuple(mark for mark in started if mark)

@@ -58,7 +58,7 @@ def parse(text: str) -> Address:
 
     Raises `UrlError` with a reason that fits in a rejects file.
     """
-    href = normal(text)
+    href = normalize(text)
     scheme, authority, host, _, tail = split(href)
     return Address(href, _key(scheme, authority, tail), domain(host))
 
@@ -76,7 +76,7 @@ def split(href: str) -> tuple[str, str, str, str, str]:
     return scheme, authority, host, port, tail
 
 
-def normal(text: str) -> str:
+def normalize(text: str) -> str:
     """Return WHATWG's normal form without fragment and credentials; raises `UrlError`."""
     text = text.strip()
     if not text:

@@ -19,10 +19,10 @@ from crawler.errors import ServiceError
 from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books, Job, JobStatus, Wait
+from crawler.models import Job, JobStatus, TaskCounts, Wait
 
 if TYPE_CHECKING:
-    from crawler.resilience.permit import Domain
+    from crawler.resilience.permit import DomainStatus
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
     from crawler.sites import Sites
     from crawler.stack import Stack
@@ -50,12 +50,12 @@ class WaitFinder:
         self._settings, self._lpm = settings, lpm
         self._tz = times.zone(settings.timezone)
         self._asked_at = self._next_count = 0.0
-        self._domains: dict[str, Domain] = {}
+        self._domains: dict[str, DomainStatus] = {}
         self._redis_wait: Wait | None = None
         self._index_damage: list[Wait] = []
         self._sites: Sites | None = None
 
-    def find(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
+    def find(self, job: Job | None, books: TaskCounts, still_s: float | None = None) -> list[Wait]:
         """Return what the tasks of a job, or of all jobs, wait for; what stops all comes first.
 
         `still_s` is the time since the last task ended. Without it, the age of the pages in flight
@@ -116,7 +116,7 @@ class WaitFinder:
             Wait(kind="trouble", what=what, stops=stops) for what, stops in sorted(found.items())
         ]
 
-    def _no_worker_waits(self, books: Books) -> list[Wait]:
+    def _no_worker_waits(self, books: TaskCounts) -> list[Wait]:
         """Return that no worker runs. A command may still work on a page of its own."""
         open_ = books.open
         if owners.living(self._lpm.owners):
@@ -150,7 +150,7 @@ class WaitFinder:
         what = f"the clock was set by {moved:+.0f} s: waits are about to be moved by as much"
         return [Wait(kind="clock", what=what, effect="a worker does it by itself", stops=False)]
 
-    def _process_waits(self, workers: Sequence[owners.Note]) -> list[Wait]:
+    def _process_waits(self, workers: Sequence[owners.OwnerState]) -> list[Wait]:
         """Return workers that stand still; they stop everything only if no other works."""
         stopped = {note.pid for note in stalled_processes(workers, self._settings.stall_s)}
         parents = owners.workers(self._lpm.owners)  # a stopped parent gives its children no work
@@ -184,7 +184,7 @@ class WaitFinder:
         return self._index_damage
 
     def _task_waits(
-        self, job: Job | None, books: Books, pages: Sequence["_Page"], idle: bool
+        self, job: Job | None, books: TaskCounts, pages: Sequence["_Page"], idle: bool
     ) -> list[Wait]:
         """Return what tasks without a request in flight wait for: Redis, their domains, their next
         attempt or a paused job."""
@@ -230,7 +230,7 @@ class WaitFinder:
         self,
         job: Job | None,
         domain: str,
-        about: "Domain",
+        about: "DomainStatus",
         tasks: int,
         stops: bool,
         turn: float | None = None,
@@ -408,7 +408,7 @@ class WaitFinder:
         return []
 
     def _in_flight_waits(
-        self, pages: Sequence["_Page"], books: Books, still_s: float | None
+        self, pages: Sequence["_Page"], books: TaskCounts, still_s: float | None
     ) -> list[Wait]:
         """Return the oldest page in flight, or its domain if there are many."""
         first = pages[0]
@@ -474,7 +474,7 @@ class StallMonitor:
         self._since = self._next_look = 0.0
         self._found: list[Wait] = []
 
-    def reasons(self, books: Books) -> list[Wait]:
+    def reasons(self, books: TaskCounts) -> list[Wait]:
         """Return what tasks wait for, the most important first."""
         now = time.monotonic()
         done = books.accepted - books.open
@@ -495,7 +495,7 @@ class StallMonitor:
         # While tasks end, single retries and pages in flight are normal.
         return [wait for wait in self._found if wait.kind not in ("retry", "page")]
 
-    def reason(self, books: Books) -> str:
+    def reason(self, books: TaskCounts) -> str:
         """Return the most important wait as a line, with the number of others."""
         found = self.reasons(books)
         if not found:
@@ -544,7 +544,9 @@ def disk_problem(folder: Path, settings: Settings) -> str | None:
     return disk_full(folder) or None
 
 
-def stalled_processes(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
+def stalled_processes(
+    notes: Sequence[owners.OwnerState], stall_s: float
+) -> list[owners.OwnerState]:
     """Return processes that are stopped, or silent for longer than `stall_s`."""
     now = time.monotonic()
     return [
@@ -575,7 +577,7 @@ def _rate_limiter(settings: Settings) -> "RedisRateLimiter":
     return RedisRateLimiter(redis_address(settings), db, "command", fail_max)
 
 
-def describe_limits(known: "Domain") -> str:
+def describe_limits(known: "DomainStatus") -> str:
     """Return the limits of a domain as text."""
     parts = []
     if known.interval_s:
@@ -594,19 +596,19 @@ def _describe_interval(interval_s: float) -> str:
     return f"one in {times.duration(interval_s)}"
 
 
-def _looks_shut(about: "Domain", now: float) -> bool:
+def _looks_shut(about: "DomainStatus", now: float) -> bool:
     """Whether a domain allows no request, or so few that it looks shut."""
     shut = about.state != "CLOSED" or about.not_before is not None
     return shut or _spacing_s(about) > STILL_S or _is_reserved_ahead(about, now)
 
 
-def _is_reserved_ahead(about: "Domain", now: float) -> bool:
+def _is_reserved_ahead(about: "DomainStatus", now: float) -> bool:
     """Whether requests are reserved further ahead than the present limits explain."""
     ahead_s = (about.next_at or now) - now
     return ahead_s > 3 * _spacing_s(about) + STILL_S
 
 
-def _spacing_s(about: "Domain") -> float:
+def _spacing_s(about: "DomainStatus") -> float:
     return max(about.interval_s * about.slowed, about.crawl_delay_s)
 
 

@@ -17,7 +17,7 @@ from crawler.analyze.sources import ErrorClass, Source
 from crawler.db.results import iso
 from crawler.errors import InputError, UrlError
 from crawler.logs import shortened
-from crawler.models import Books
+from crawler.models import TaskCounts
 
 MAX_FIELDS = 2_000
 MAX_VALUE = 80
@@ -118,7 +118,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: int
     """Files, lines or elements that are no results."""
     unreadable_examples: list[str]
-    tasks: Books | None = None
+    tasks: TaskCounts | None = None
     results: int
     success_rate: float | None
     """Completed tasks of all accepted ones, 0 to 1; without a ledger, results with the verdict ok
@@ -350,7 +350,7 @@ class _Profiler:
         if len(self._first) < MAX_EXAMPLES:
             self._first.append(example)
 
-    def profile(self, source: Source, books: Books | None) -> Profile:
+    def profile(self, source: Source, books: TaskCounts | None) -> Profile:
         sizes, fetch_ms = self._numbers(), self._numbers()
         for size, time_ms in source.pages():
             sizes.add(size)

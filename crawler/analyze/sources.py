@@ -12,7 +12,7 @@ import msgspec
 from crawler import json_reader
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job
+from crawler.models import Job, TaskCounts
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -119,7 +119,7 @@ class Source:
 
     # What only a ledger knows.
 
-    def books(self) -> Books | None:
+    def books(self) -> TaskCounts | None:
         """Count the tasks of the ledger or of the job by state."""
         if self.lpm is None:
             return None

@@ -145,7 +145,7 @@ def import_file(
     return summary, job
 
 
-def spooled(source: BinaryIO, folder: Path) -> Path:
+def spool_stdin(source: BinaryIO, folder: Path) -> Path:
     """Keep input from a pipe in a file named after its content: the same text is the same job."""
     piece = source.read(_PIECE)
     if not piece:
@@ -164,7 +164,7 @@ def spooled(source: BinaryIO, folder: Path) -> Path:
                 digest.update(piece)
                 piece = source.read(_PIECE)
             file.flush()
-            target = folder / f"stdin-{digest.hexdigest()[:16]}{rows.ending_of(part)}"
+            target = folder / f"stdin-{digest.hexdigest()[:16]}{rows.guess_ending(part)}"
             commit(file, part, target)
     except OSError as error:
         problem = f"what comes through the pipe cannot be kept in {folder}"

@@ -171,7 +171,7 @@ def other_sheets(path: Path) -> tuple[str, ...]:
     return tuple(sheet.other_sheets(path))
 
 
-def not_read(sheets: Sequence[str]) -> str:
+def unread_sheets_note(sheets: Sequence[str]) -> str:
     """A sentence about the sheets that are not read."""
     names = ", ".join(repr(printable(name)) for name in sheets[:_MAX_SHOWN_SHEETS])
     if len(sheets) > _MAX_SHOWN_SHEETS:
@@ -281,7 +281,7 @@ def _ending(path: Path) -> tuple[str, bool]:
     return ending, packed
 
 
-def ending_of(path: Path) -> str:
+def guess_ending(path: Path) -> str:
     """Guess the ending of a file from its content, for one that came without a name."""
     with opened(path) as file:
         head = file.read(4)

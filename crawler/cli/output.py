@@ -18,7 +18,7 @@ from crawler.errors import UsageError
 from crawler.forecast import STILL_S, Trend, slip
 from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job, Receipt
+from crawler.models import Job, Receipt, TaskCounts
 from crawler.times import duration
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class CrawlProgress:
         elif self._line:
             say(f"{self._title}: {self._line}")
 
-    def show(self, books: Books, trouble: str = "", forbidden: int = 0) -> None:
+    def show(self, books: TaskCounts, trouble: str = "", forbidden: int = 0) -> None:
         """Show the counts of now.
 
         `trouble` is what stops the crawl; `forbidden` counts the tasks that robots.txt forbids.
@@ -271,7 +271,7 @@ class CrawlProgress:
             self._warn(self._late, late)
             self._late = late
 
-    def _pace(self, books: Books, trouble: str, now: float) -> str:
+    def _pace(self, books: TaskCounts, trouble: str, now: float) -> str:
         """Return the rate and the time left, or what stops the crawl."""
         rate = self._recent.rate
         pace = f"{rate:.0f}/s"
@@ -301,7 +301,7 @@ class CrawlProgress:
             say(text)
 
 
-def _without_result(books: Books, forbidden: int) -> str:
+def _without_result(books: TaskCounts, forbidden: int) -> str:
     """Count the tasks that ended without a result."""
     states = ("failed", "skipped", "expired")
     text = "".join(f", {getattr(books, s):,} {s}" for s in states if getattr(books, s))

@@ -9,7 +9,7 @@ from crawler.db.results import matching
 from crawler.db.store import DUE, ENDED, TURN, Part, members, of_job
 from crawler.db.tasks import SHOWN_COLUMNS, as_shown
 from crawler.errors import StoreError
-from crawler.models import NO_DEADLINE, Books, Job, TaskStatus
+from crawler.models import NO_DEADLINE, Job, TaskCounts, TaskStatus
 
 UNTRIED_SAMPLE = 100
 """Tasks that are looked at to see whether some wait for siblings."""
@@ -23,13 +23,13 @@ _PUT_OFF = "status = 'pending' AND not_before > 0 AND not_before < 9e15"
 class Counts(Part):
     """Counts tasks, all of them or those of a job."""
 
-    def totals(self) -> Books:
+    def totals(self) -> TaskCounts:
         """The counts of the whole ledger."""
         states = self._db.all("SELECT status, count(*) FROM tasks GROUP BY status")
         outbox = self._db.all("SELECT state, count(*) FROM outbox GROUP BY state")
         return _counts(states, outbox)
 
-    def of_job(self, job: Job) -> Books:
+    def of_job(self, job: Job) -> TaskCounts:
         """The counts of one job; a task that it shares with another counts for both."""
         ids = members(self._db, job)
         outbox = self._db.all(
@@ -37,7 +37,7 @@ class Counts(Part):
         )
         return _counts(self._by_status(job), outbox)
 
-    def progress(self, job: Job | None) -> Books:
+    def progress(self, job: Job | None) -> TaskCounts:
         """The states of the tasks, without results: cheap enough to ask again and again."""
         return _counts(self._by_status(job), [])
 
@@ -251,13 +251,13 @@ class Counts(Part):
             last = rows[-1][0]
 
 
-def _counts(states: list[tuple[Any, ...]], outbox: list[tuple[Any, ...]]) -> Books:
+def _counts(states: list[tuple[Any, ...]], outbox: list[tuple[Any, ...]]) -> TaskCounts:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
         what = f"{unknown:,} tasks are in a state that this program does not know"
         raise StoreError(f"{what}; mend it: {program()} doctor --repair")
     results, synced = sum(sent.values()), sent.get("synced", 0)
-    return Books(
+    return TaskCounts(
         **counts,
         accepted=sum(counts.values()),
         results=results,

@@ -10,7 +10,7 @@ from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.store import LISTED, THEIR_ID, Part, as_json, members
 from crawler.db.tasks import end_without_result
-from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
+from crawler.models import NO_DEADLINE, Job, RawLocation, encoded_input
 from crawler.urls import Address
 
 GATEWAY = "gateway"
@@ -318,7 +318,7 @@ class OutgoingResult(msgspec.Struct, frozen=True):
     """As the Gateway's task has it."""
     asked_at: float | None
     """When the Gateway handed the task out; None where it did not."""
-    raw: Raw | None
+    raw: RawLocation | None
     """Where its page is, if it has one."""
     key: NaturalKey
 
@@ -641,7 +641,7 @@ class Outbox(Part):
 def _outgoing(row: tuple[Any, ...]) -> OutgoingResult:
     task, own_id, task_id, late, *about = row[:13]
     segment, offset, length, *fields, site = row[13:]
-    raw = Raw(segment=segment, offset=offset, length=length) if segment else None
+    raw = RawLocation(segment=segment, offset=offset, length=length) if segment else None
     given = [None if value in (None, "") else str(value) for value in fields]
     key = _natural_key(given, url_key=about[6], site=site)
     values = (task, own_id, task_id, bool(late), *about, raw, key)

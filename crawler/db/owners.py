@@ -112,7 +112,7 @@ class Owner:
         self._file.close()
 
 
-class Office:
+class LeaderLock:
     """What one process at a time does for all: a locked file, into which the holder writes its pid
     and its beat.
 
@@ -179,7 +179,7 @@ class Office:
         return taken
 
 
-class Note(msgspec.Struct, frozen=True):
+class OwnerState(msgspec.Struct, frozen=True):
     """What an owner's file says."""
 
     id: str
@@ -207,7 +207,7 @@ class Note(msgspec.Struct, frozen=True):
         return int(self.about.get("pid", 0))
 
 
-def living(folder: Path) -> list[Note]:
+def living(folder: Path) -> list[OwnerState]:
     """The owners that are alive."""
     notes = []
     for path in _files(folder):
@@ -230,7 +230,7 @@ def workers(folder: Path) -> dict[int, list[int]]:
 
 
 @contextmanager
-def dead(folder: Path) -> Iterator[list[Note]]:
+def dead(folder: Path) -> Iterator[list[OwnerState]]:
     """The owners that are dead, locked while they are dealt with; their files go afterwards."""
     files, notes = [], []
     for path in _files(folder):
@@ -267,7 +267,7 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path, data: bytes) -> Note:
+def _read(path: Path, data: bytes) -> OwnerState:
     data = data.ljust(_SLOTS, b"\0")  # a file that was cut short says nothing, instead of failing
     try:
         about = msgspec.json.decode(data[:_MESSAGE].rstrip(b"\0") or b"{}", type=dict[str, Any])
@@ -281,7 +281,7 @@ def _read(path: Path, data: bytes) -> Note:
         evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
         evidence = ""
-    return Note(
+    return OwnerState(
         path.name,
         about,
         _text(data[_MESSAGE:_PARSING]),

@@ -30,7 +30,7 @@ from crawler.db.store import Part, Store
 from crawler.errors import StoreError
 from crawler.files import sync_and_rename
 from crawler.locks import try_lock, wait_lock
-from crawler.models import UNCHANGED, Job, Outcome, Page, Raw, TaskStatus
+from crawler.models import UNCHANGED, Job, Outcome, Page, RawLocation, TaskStatus
 
 SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
@@ -65,7 +65,7 @@ class SegmentWriter:
         self.committed = adopted is not None
         """Whether the ledger knows the segment; otherwise `close` removes it."""
 
-    def append(self, members: Sequence[bytes]) -> list[Raw]:
+    def append(self, members: Sequence[bytes]) -> list[RawLocation]:
         """Write members and wait until they are on the disk.
 
         They count once the ledger has committed `end`.
@@ -78,7 +78,7 @@ class SegmentWriter:
             self.committed = False
         places, offset = [], self.end
         for member in members:
-            places.append(Raw(segment=self.name, offset=offset, length=len(member)))
+            places.append(RawLocation(segment=self.name, offset=offset, length=len(member)))
             offset += len(member)
         _write(self._fd, b"".join(members), self.end)
         _sync(self._fd)
@@ -113,7 +113,7 @@ def cut_uncommitted(
             os.close(fd)
 
 
-def read(folder: Path, raw: Raw, url: str = "") -> tuple[str, bytes]:
+def read(folder: Path, raw: RawLocation, url: str = "") -> tuple[str, bytes]:
     """The HTTP header block and the body (as received) of a stored page; that of this URL, if one
     is given."""
     try:
@@ -124,7 +124,7 @@ def read(folder: Path, raw: Raw, url: str = "") -> tuple[str, bytes]:
         ) from error
 
 
-def member(folder: Path, raw: Raw) -> bytes:
+def member(folder: Path, raw: RawLocation) -> bytes:
     """A stored page byte for byte, as the gzip member that it is."""
     path = folder / raw.segment
     try:
@@ -357,7 +357,7 @@ class RawPages(Part):
 
     def append_outcomes(
         self, outcomes: Sequence[Outcome], digests: Sequence[str]
-    ) -> list[Raw | None]:
+    ) -> list[RawLocation | None]:
         """Store the pages of outcomes that are to be kept; says where each is."""
         good: list[bytes | None] = [None] * len(outcomes)
         walls = list(good)
@@ -372,7 +372,9 @@ class RawPages(Part):
         places = zip(self.append(good), self.append(walls, quarantine=True), strict=True)
         return [place or wall for place, wall in places]
 
-    def append(self, members: Sequence[bytes | None], quarantine: bool = False) -> list[Raw | None]:
+    def append(
+        self, members: Sequence[bytes | None], quarantine: bool = False
+    ) -> list[RawLocation | None]:
         """Store these gzip members; says where each is, or None where there was none."""
         kept = [member for member in members if member is not None]
         if not kept:
@@ -458,7 +460,7 @@ class RawPages(Part):
         """Whether all segments are on the disk."""
         return all(self.has_segment(name, end) for name, end in self._results.segment_ends())
 
-    def is_given_up(self, place: Raw, job: Job | None) -> bool:
+    def is_given_up(self, place: RawLocation, job: Job | None) -> bool:
         """Whether a page is not on the disk, and a job, or any, does without it."""
         end = place.offset + place.length
         if self.has_segment(place.segment, end):

@@ -11,7 +11,7 @@ from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.store import IN_PENDING, LISTED, NOTED_FILE, Part, as_json
 from crawler.errors import StoreError
-from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
+from crawler.models import UNCHANGED, Job, Outcome, Page, RawLocation
 
 MAX_VALIDATOR_LENGTH = 512
 """A longer ETag is not worth keeping."""
@@ -223,17 +223,17 @@ class Results(Part):
         key = f"{PRUNED}{segment}"
         return self._db.one("SELECT 1 FROM meta WHERE key = ?", (key,)) is not None
 
-    def place_of(self, task: int) -> Raw | None:
+    def place_of(self, task: int) -> RawLocation | None:
         """Where the last page of a task was stored; `prune` may have removed it."""
         for (detail,) in self._db.all(
             "SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)
         ):
             raw = msgspec.json.decode(detail).get("raw")
             if raw:
-                return msgspec.convert(raw, Raw)
+                return msgspec.convert(raw, RawLocation)
         return None
 
-    def page_url_at(self, task: int, place: Raw) -> str:
+    def page_url_at(self, task: int, place: RawLocation) -> str:
         """The URL that the page at this place came from; empty where the result does not say."""
         url = self._db.value(
             """SELECT final_url FROM results
@@ -303,7 +303,7 @@ class Results(Part):
 
 
 def insert(
-    db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None, now: float
+    db: Database, outcome: Outcome, page: Page, digest: str, place: RawLocation | None, now: float
 ) -> None:
     """Store a result, and its place in the outbox."""
     if outcome.verdict == UNCHANGED:
@@ -337,7 +337,12 @@ def _insert_unchanged(db: Database, outcome: Outcome, page: Page) -> None:
 
 
 def _insert_new(
-    db: Database, outcome: Outcome, page: Page, content_type: str, digest: str, place: Raw | None
+    db: Database,
+    outcome: Outcome,
+    page: Page,
+    content_type: str,
+    digest: str,
+    place: RawLocation | None,
 ) -> None:
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
@@ -412,7 +417,7 @@ def _insert_row(db: Database, table: str, columns: Mapping[str, Any]) -> int:
     return db.last_insert_rowid()
 
 
-def set_place(db: Database, task: int, place: Raw) -> None:
+def set_place(db: Database, task: int, place: RawLocation) -> None:
     """Note where the page of a result is now."""
     db.execute(
         "UPDATE results SET raw_segment = ?, raw_offset = ?, raw_length = ? WHERE task = ?",

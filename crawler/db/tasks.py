@@ -13,7 +13,7 @@ import msgspec
 from crawler import urls
 from crawler.db import siblings, timeline
 from crawler.db.connection import Database, writing
-from crawler.db.owners import Note
+from crawler.db.owners import OwnerState
 from crawler.db.results import IS_STORED
 from crawler.db.store import (
     COUNTS_FOR,
@@ -33,10 +33,10 @@ from crawler.models import (
     NO_DEADLINE,
     QUEUES,
     Job,
-    Known,
     NewTask,
     Outcome,
-    Raw,
+    PreviousPage,
+    RawLocation,
     Task,
     TaskStatus,
     encoded_input,
@@ -428,7 +428,7 @@ class Tasks(Part):
         leased = {row[0]: _task(row, known.get(row[0])) for row in rows}
         return [leased[id_] for id_ in ids if id_ in leased]
 
-    def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
+    def _known_pages(self, ids: Sequence[int]) -> dict[int, PreviousPage]:
         """What the last pages of these tasks' URLs said about themselves, if these are stored.
 
         The answer 304 brings no page: of one that was lost or pruned it would leave a result
@@ -443,7 +443,7 @@ class Tasks(Part):
             (as_json(ids),),
         )
         return {
-            id_: Known(*about)
+            id_: PreviousPage(*about)
             for id_, segment, end, *about in rows
             if self._has_page(segment, end or 0)
         }
@@ -633,7 +633,7 @@ class Tasks(Part):
         """Who holds leases, as far as the ledger knows."""
         return set(self._db.column("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'"))
 
-    def free(self, note: Note, now: float) -> list[str]:
+    def free(self, note: OwnerState, now: float) -> list[str]:
         """Make the tasks of a dead owner pending again; returns the domain of each.
 
         The page that was being worked on gets a strike, and two are poison. Where none was, every
@@ -651,7 +651,7 @@ class Tasks(Part):
                 _free_task(db, note, id_, strikes, deaths, now)
         return [domain for *_, domain in rows]
 
-    def take_back(self, note: Note, now: float) -> list[str]:
+    def take_back(self, note: OwnerState, now: float) -> list[str]:
         """Make the tasks of a stopped owner pending again, without blame; returns their domains.
 
         Fences drop the results that the owner brings later.
@@ -746,7 +746,7 @@ def storable(text: str | None) -> str | None:
 
 
 def finish_attempt(
-    db: Database, outcome: Outcome, place: Raw | None, now: float
+    db: Database, outcome: Outcome, place: RawLocation | None, now: float
 ) -> dict[str, Any] | None:
     """Store how an attempt ended; returns the detail of its event in the timeline.
 
@@ -782,7 +782,7 @@ def kind_of(outcome: Outcome) -> str:
     return "broken off" if outcome.sent else "postponed"
 
 
-def _detail_of(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
+def _detail_of(outcome: Outcome, final: bool, place: RawLocation | None) -> dict[str, Any]:
     page = outcome.page
     detail: dict[str, Any] = {}
     if outcome.sent:
@@ -850,7 +850,7 @@ def end_without_result(
 
 
 def _free_task(
-    db: Database, note: Note, id_: int, strikes_before: int, deaths_before: int, now: float
+    db: Database, note: OwnerState, id_: int, strikes_before: int, deaths_before: int, now: float
 ) -> None:
     """Make a task of a dead owner pending again, or set it aside as poison."""
     began = id_ in note.in_flight
@@ -932,6 +932,6 @@ def _message_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _task(row: tuple[Any, ...], known: Known | None) -> Task:
+def _task(row: tuple[Any, ...], known: PreviousPage | None) -> Task:
     fields = dict(zip(Task.__struct_fields__, row, strict=False))
     return Task(**{**fields, "loopback": bool(fields["loopback"]), "known": known})

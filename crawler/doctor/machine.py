@@ -30,7 +30,7 @@ from crawler.errors import ServiceError
 from crawler.files import strangers
 from crawler.logs import printable
 from crawler.models import QUEUES
-from crawler.process import Mark, disk_full
+from crawler.process import ProcessMark, disk_full
 from crawler.redis_client import check_redis, connect
 from crawler.stack import SILENT_FACTOR, Stack, read_stack, redis_address
 from crawler.urls import without_credentials
@@ -190,13 +190,13 @@ def check_processes(context: Context) -> Iterator[Observation]:
     yield from _check_ports(stack)
 
 
-def _processes(stack: Stack) -> dict[str, Mark]:
+def _processes(stack: Stack) -> dict[str, ProcessMark]:
     names = ("supervisor", "redis", "worker", "agent", "flower")
     marks = {name: getattr(stack, name) for name in names}
     return {name: mark for name, mark in marks.items() if mark}
 
 
-def _reused_pids(processes: dict[str, Mark]) -> str:
+def _reused_pids(processes: dict[str, ProcessMark]) -> str:
     """Name the pids in the record that belong to other processes by now."""
     pids = {mark.pid for mark in processes.values() if psutil.pid_exists(mark.pid)}
     if not pids:

@@ -24,9 +24,9 @@ from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Observation, listed, repair_command
 from crawler.doctor.reconciliation import insert_row
 from crawler.errors import CrawlerError, FetchError, UrlError
-from crawler.fetch.body import decoded
+from crawler.fetch.body import decode_stored
 from crawler.files import read_regular
-from crawler.models import Raw
+from crawler.models import RawLocation
 
 _MAX_SHOWN = 20
 _READ_BYTES = 1 << 16
@@ -183,7 +183,7 @@ def _compare(scan: Scan, record: bytes, pages: list[ExpectedPage]) -> None:
         return
     try:
         fields, head, received = raw_pages.response(record)
-        digest = sha256(decoded(head, received, limit=_MAX_PAGE_BYTES)).hexdigest()
+        digest = sha256(decode_stored(head, received, limit=_MAX_PAGE_BYTES)).hexdigest()
     except (ValueError, FetchError):
         return
     for page in pages:
@@ -466,7 +466,7 @@ class _Completed(msgspec.Struct, frozen=True):
     verdict: str = "ok"
     fetch_ms: float = 0.0
     parse_ms: float = 0.0
-    raw: Raw | None = None
+    raw: RawLocation | None = None
     record_crc32: int | None = None
 
 

@@ -19,10 +19,10 @@ from crawler.db.connection import Database, writing
 from crawler.db.results import PRUNED
 from crawler.doctor import listed
 from crawler.errors import CrawlerError, UrlError
-from crawler.fetch.body import decoded
+from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import stored_values
 from crawler.files import read_regular
-from crawler.models import NO_DEADLINE, Raw, encoded_input
+from crawler.models import NO_DEADLINE, RawLocation, encoded_input
 
 TEMP_TABLES = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
@@ -163,7 +163,7 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any] = {}
     parser: Maker = Maker("none", "1")
     site: Maker = Maker("default", "")
-    raw: Raw | None = None
+    raw: RawLocation | None = None
 
 
 def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
@@ -289,7 +289,7 @@ def _lengthen_segments(db: Database, raw: Path, now: float) -> None:
             )
 
 
-def _content_type_and_size(raw: Path, place: Raw | None) -> tuple[str, int]:
+def _content_type_and_size(raw: Path, place: RawLocation | None) -> tuple[str, int]:
     """Return what the stored page tells of a result and its file does not."""
     if place is None:
         return "", 0
@@ -300,10 +300,10 @@ def _content_type_and_size(raw: Path, place: Raw | None) -> tuple[str, int]:
     return next(iter(stored_values(head, "content-type")), ""), len(body)
 
 
-def decoded_page(raw: Path, place: Raw) -> tuple[str, bytes]:
+def decoded_page(raw: Path, place: RawLocation) -> tuple[str, bytes]:
     """Return the header block of a stored page, and its body without content codings."""
     head, received = raw_pages.read(raw, place)
-    return head, decoded(head, received, limit=_MAX_PAGE_BYTES)
+    return head, decode_stored(head, received, limit=_MAX_PAGE_BYTES)
 
 
 def _free_task_number(db: Database) -> int:

@@ -250,7 +250,7 @@ class Body:
         return raw, bytes(self._decoded)
 
 
-def decoded(head: str, raw: bytes, limit: int) -> bytes:
+def decode_stored(head: str, raw: bytes, limit: int) -> bytes:
     """Decode a stored body by the Content-Encoding of its head; raises `FetchError`."""
     body = Body(",".join(wire.stored_values(head, "content-encoding")), limit)
     body.feed(raw)

@@ -59,7 +59,7 @@ _UP_TO_TWO = bytes(range(0xE0))  # all bytes of UTF-8 except the first of three 
 NAMES = tuple(_CODECS)
 
 
-def named(label: str) -> str:
+def resolve_label(label: str) -> str:
     """Return the charset that a label means to browsers, or an empty string."""
     return _NAMES.get(resolve_encoding(label) or "", "")
 

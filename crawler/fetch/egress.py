@@ -140,7 +140,7 @@ def is_loopback(address: Ip) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def literal(host: str) -> Ip | None:
+def ip_literal(host: str) -> Ip | None:
     """Return the address if a URL's host (in WHATWG's normal form) is one and not a name."""
     try:
         return _parsed(host.strip("[]"))
@@ -151,7 +151,7 @@ def literal(host: str) -> Ip | None:
 @lru_cache(maxsize=10_000)
 def names_loopback(host: str) -> bool:
     """Whether a host is this machine by its spelling; a name that only resolves to it is not."""
-    address = literal(host)
+    address = ip_literal(host)
     if address:
         return is_loopback(address)
     return _is_localhost(host)
@@ -253,7 +253,7 @@ class Egress:
             raise forbidden(host, problem)
 
     async def _resolve(self, host: str) -> Sequence[str]:
-        address = literal(host)
+        address = ip_literal(host)
         if address:
             return (str(address),)
         if _is_localhost(host):
@@ -439,7 +439,7 @@ def _exempts(rule: str, host: str, port: int) -> bool:
     """Whether an entry of NO_PROXY (`*`, a domain, a network, maybe with a port) means a host."""
     if rule == "*":
         return True
-    address = literal(host)
+    address = ip_literal(host)
     if address:
         with suppress(ValueError):
             return address in ipaddress.ip_network(rule.strip("[]"), strict=False)

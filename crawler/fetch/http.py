@@ -389,7 +389,7 @@ def _page(request: Request, here: _Target, head: wire.Head, raw: bytes, decoded:
 
 def _target(text: str, *, exact: bool = False) -> _Target:
     try:
-        url = urls.normal(text)
+        url = urls.normalize(text)
     except UrlError as error:
         raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
     scheme, authority, host, port, tail = urls.split(url)
@@ -407,7 +407,7 @@ def _redirected(here: _Target, location: str) -> _Target:
     text = location.encode("latin-1").decode("utf-8", "replace")
     try:
         urls.check_host(text)
-        return _target(urls.normal(ada_url.join_url(here.url, text)))
+        return _target(urls.normalize(ada_url.join_url(here.url, text)))
     except UrlError as error:
         message = f"redirected to where nothing is fetched: {error}"
         raise FetchError("bad_redirect", message) from None

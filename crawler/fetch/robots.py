@@ -217,7 +217,7 @@ def _normal(text: str, kept: str) -> str:
     return quote_from_bytes(plain, safe=f"/%={kept}")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class RobotsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A host's answer for robots.txt, as it is cached in a file."""
 
     origin: str
@@ -245,7 +245,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Rules:
     """The rules of a robots.txt by agent, parsed when they are first asked for."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: RobotsAnswer) -> None:
         self.answer = answer
         self._sets: dict[str, RuleSet] = {}
 
@@ -365,7 +365,7 @@ class Robots:
             loop = asyncio.get_running_loop()
             self._sweeping = loop.run_in_executor(None, sweep, self._folder, now)
 
-    async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> Answer:
+    async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> RobotsAnswer:
         status, text = 404, ""
         try:
             page = await fetch(f"{origin}/robots.txt")
@@ -377,7 +377,7 @@ class Robots:
             if 200 <= status < 300:
                 body = page.body[:MAX_BYTES]
                 text, _ = await budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
-        return Answer(
+        return RobotsAnswer(
             origin=origin,
             boot=times.boot_id(),
             at=self.clock(),
@@ -436,9 +436,9 @@ def _open_lock(path: Path) -> int:
     return open_lock(path.with_suffix(".lock"))
 
 
-def _read(path: Path, origin: str) -> Answer | None:
+def _read(path: Path, origin: str) -> RobotsAnswer | None:
     try:
-        answer = msgspec.json.decode(path.read_bytes(), type=Answer)
+        answer = msgspec.json.decode(path.read_bytes(), type=RobotsAnswer)
     except (OSError, msgspec.MsgspecError):
         return None
     if answer.origin != origin:
@@ -446,7 +446,7 @@ def _read(path: Path, origin: str) -> Answer | None:
     return answer
 
 
-def _write(path: Path, answer: Answer) -> None:
+def _write(path: Path, answer: RobotsAnswer) -> None:
     part = path.with_suffix(".part")  # only the holder of the lock writes
     # The date is the one that `sweep` goes by.
     files.replace_file(path, msgspec.json.encode(answer), part=part, date=answer.at)

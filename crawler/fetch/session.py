@@ -17,7 +17,7 @@ import msgspec
 
 from crawler import times, urls
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
-from crawler.fetch.egress import Proxy, is_within, literal
+from crawler.fetch.egress import Proxy, ip_literal, is_within
 from crawler.fetch.wire import BLANKS, TOKEN, Headers
 from crawler.files import replacing
 
@@ -193,7 +193,7 @@ def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie
     if wanted := told.get("domain", "").removeprefix(".").lower():
         if not _may_set(host, wanted):
             return None
-        domain, subdomains = wanted, literal(host) is None and not urls.is_public_suffix(wanted)
+        domain, subdomains = wanted, ip_literal(host) is None and not urls.is_public_suffix(wanted)
     secure, asked = "secure" in told, told.get("path", "")
     if secure and scheme != "https":
         return None
@@ -221,7 +221,7 @@ def _may_set(host: str, wanted: str) -> bool:
     """Whether a cookie may be for a domain: the host's own or one above it, but not co.uk."""
     if wanted == host:
         return True
-    is_above = literal(host) is None and host.endswith(f".{wanted}")
+    is_above = ip_literal(host) is None and host.endswith(f".{wanted}")
     return is_above and not urls.is_public_suffix(wanted)
 
 
@@ -274,7 +274,7 @@ def _parse_line(line: str) -> Cookie:
         raise ValueError(f"has {len(parts)} fields between tabs, not the 7 of a cookie file")
     domain, subdomains, where, secure, expires, name, value = parts
     domain = domain.strip().removeprefix(".").lower()
-    has_signs = any(sign in domain for sign in "/ :@") and literal(domain) is None
+    has_signs = any(sign in domain for sign in "/ :@") and ip_literal(domain) is None
     if not 0 < len(domain) <= urls.MAX_HOST or not domain.isascii() or has_signs:
         raise ValueError("the first field is no host name")
     flags = []

@@ -19,7 +19,7 @@ from crawler.db import raw_pages
 from crawler.db import results as rows
 from crawler.db.gateway import KeyHolder, OutgoingResult, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
-from crawler.fetch.body import decoded
+from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import media_type
 from crawler.gateway.client import KINDS, MAX_BACKOFF_S, Backoff, DeliveryCounts, GatewayClient
 from crawler.lpm import LocalPersistenceManager
@@ -317,7 +317,7 @@ class Sync:
         if result.raw is None:
             raise _NoPage("its page was not kept, or was pruned")
         try:
-            return decoded(*raw_pages.read(self._lpm.raw, result.raw), MAX_PAGE_BYTES)
+            return decode_stored(*raw_pages.read(self._lpm.raw, result.raw), MAX_PAGE_BYTES)
         except FetchError as error:
             raise _NoPage(f"its page cannot be sent: {error}") from error
         except StoreError as error:

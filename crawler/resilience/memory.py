@@ -8,9 +8,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.resilience import permit
-from crawler.resilience.permit import AHEAD_S, KEEP_S, LEASE_S, OPEN_S, Answer, Ask, Domain, Report
+from crawler.resilience.permit import (
+    AHEAD_S,
+    KEEP_S,
+    LEASE_S,
+    OPEN_S,
+    DomainStatus,
+    PermitAnswer,
+    PermitRequest,
+    RequestReport,
+)
 
 _TIMES = ("tat", "cursor", "job_tat", "opened_at", "open_until", "probe_until", "not_before")
 _LEARNED = (
@@ -50,7 +59,7 @@ class DomainState(msgspec.Struct, kw_only=True):
     not_before: float | None = None
     because: str = ""
 
-    def shown(self, domain: str, now: float) -> Domain:
+    def shown(self, domain: str, now: float) -> DomainStatus:
         """Return what commands show of the domain."""
         state = self.state
         if state == "OPEN" and (self.open_until or 0.0) <= now:
@@ -58,7 +67,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         not_before, because = _future(self.not_before, now), ""
         if not_before is not None:
             because = self.because
-        return Domain(
+        return DomainStatus(
             domain=domain,
             state=state,
             failures=self.failures,
@@ -102,22 +111,24 @@ class DomainState(msgspec.Struct, kw_only=True):
 
     # Before requests
 
-    def grant(self, ask: Ask, holder: str, held: int, epoch: float | None, now: float) -> Answer:
+    def grant(
+        self, ask: PermitRequest, holder: str, held: int, epoch: float | None, now: float
+    ) -> PermitAnswer:
         """Grant what may be granted now; the holder has `held` requests in flight already."""
         probing = False
         if self.state == "OPEN":
             open_until = self.open_until or 0.0
             if now < open_until:
-                return Answer(why="open", wait_s=open_until - now)
+                return PermitAnswer(why="open", wait_s=open_until - now)
             probing = True
         elif self.state == "HALF_OPEN":
             alive = self.probe and (self.probe_until or 0.0) > now
             # A request that takes the place of the probe belongs to it: a redirect.
             if alive and (ask.slots or self.probe != holder):
-                return Answer(why="open", wait_s=permit.PROBE_WAIT_S)
+                return PermitAnswer(why="open", wait_s=permit.PROBE_WAIT_S)
             probing = True
         if self.not_before is not None and now < self.not_before:
-            return Answer(why="retry after", wait_s=self.not_before - now)
+            return PermitAnswer(why="retry after", wait_s=self.not_before - now)
 
         most, why = ask.wish, ""
         if probing and most > 1:
@@ -140,13 +151,13 @@ class DomainState(msgspec.Struct, kw_only=True):
         if probing and starts:
             self.state, self.probe, self.probe_until = "HALF_OPEN", holder, now + LEASE_S
             wait_s = permit.PROBE_WAIT_S * (ask.wish > 1)
-            return Answer(starts_s=starts, why="probe", wait_s=wait_s)
+            return PermitAnswer(starts_s=starts, why="probe", wait_s=wait_s)
         if len(starts) == ask.wish:
-            return Answer(starts_s=starts)
+            return PermitAnswer(starts_s=starts)
         wait_s = self._wait_s(ask, step, len(starts), why, tat, now)
-        return Answer(starts_s=starts, why=why, wait_s=wait_s)
+        return PermitAnswer(starts_s=starts, why=why, wait_s=wait_s)
 
-    def _raise_limit(self, ask: Ask, step: float, now: float) -> None:
+    def _raise_limit(self, ask: PermitRequest, step: float, now: float) -> None:
         """If a job has raised its own limit, drop its latest reservations under the lower one."""
         if not ask.job or self.job != ask.job or ask.rule.interval_s >= self.job_interval:
             return
@@ -154,7 +165,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         self.tat = min(self.tat or 0.0, begun)
         self.job_interval, self.last_n = ask.rule.interval_s, 0
 
-    def _note_limit(self, ask: Ask, first: float) -> None:
+    def _note_limit(self, ask: PermitRequest, first: float) -> None:
         """Note under whose limit, and which, the latest reservations are made."""
         if (self.job, self.job_interval) != (ask.job, ask.rule.interval_s):
             self.job, self.job_interval, self.job_tat = ask.job, ask.rule.interval_s, first
@@ -166,7 +177,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         return seconds
 
     def _starts(
-        self, ask: Ask, step: float, most: int, why: str, epoch: float | None, now: float
+        self, ask: PermitRequest, step: float, most: int, why: str, epoch: float | None, now: float
     ) -> tuple[tuple[float, ...], float, str]:
         """Return the starts that the rate allows, when the next may be, and what limits."""
         if step <= 0:
@@ -193,7 +204,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         return tuple(starts), tat, why
 
     def _wait_s(
-        self, ask: Ask, step: float, granted: int, why: str, tat: float, now: float
+        self, ask: PermitRequest, step: float, granted: int, why: str, tat: float, now: float
     ) -> float:
         """Return when a holder that did not get all should ask again."""
         if why == "open":
@@ -215,7 +226,7 @@ class DomainState(msgspec.Struct, kw_only=True):
 
     # After requests
 
-    def learn(self, report: Report, holder: str, fail_max: int, now: float) -> None:
+    def learn(self, report: RequestReport, holder: str, fail_max: int, now: float) -> None:
         """Take in how requests ended."""
         latency_s, retry_after_s, crawl_delay_s = bounded(report)
         if 0 < report.unused <= self.last_n and self.last == holder and self.tat is not None:
@@ -230,7 +241,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         if crawl_delay_s:
             self.crawl_delay = max(0.0, crawl_delay_s)
 
-    def _judge(self, report: Report, holder: str, fail_max: int, now: float) -> bool:
+    def _judge(self, report: RequestReport, holder: str, fail_max: int, now: float) -> bool:
         """Move the circuit. Says whether the report counts: one that comes after the circuit has
         opened says nothing new."""
         if self.state == "CLOSED":
@@ -265,7 +276,7 @@ class DomainState(msgspec.Struct, kw_only=True):
         self.state, self.probe = "OPEN", ""
         self.opened_at, self.open_until, self.open_for = now, now + seconds, seconds
 
-    def _adapt(self, report: Report, latency_s: float) -> None:
+    def _adapt(self, report: RequestReport, latency_s: float) -> None:
         if report.block or report.good is False:
             self.slowed = min(permit.MAX_SLOWDOWN, self.slowed * permit.SLOWDOWN_PER_BLOCK)
             return
@@ -282,15 +293,17 @@ class DomainState(msgspec.Struct, kw_only=True):
             self.baseline = before + permit.BASELINE_SHARE * (latency_s - before)
 
 
-def sane(ask: Ask) -> Ask:
+def sane(ask: PermitRequest) -> PermitRequest:
     """Return an ask without negative or endless numbers."""
-    rule = Rule(interval_s=_within(ask.rule.interval_s, 1e9), at_a_time=max(0, ask.rule.at_a_time))
+    rule = DomainLimits(
+        interval_s=_within(ask.rule.interval_s, 1e9), at_a_time=max(0, ask.rule.at_a_time)
+    )
     return msgspec.structs.replace(
         ask, rule=rule, wish=max(0, ask.wish), ahead_s=_within(ask.ahead_s, 1e9)
     )
 
 
-def bounded(report: Report) -> tuple[float, float, float]:
+def bounded(report: RequestReport) -> tuple[float, float, float]:
     """Return latency, `Retry-After` and `Crawl-delay` of a report, within their bounds."""
     crawl_delay_s = -1.0
     if not report.crawl_delay_s < 0:
@@ -357,19 +370,19 @@ class MemoryPermit:
         self._held: Counter[str] = Counter() if held is None else held
         self._lock = self._table.lock
 
-    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    def ask(self, asks: Sequence[PermitRequest]) -> list[PermitAnswer]:
         """Reserve requests. Granted ones count as in flight until they are reported."""
         with self._lock:
             return [self._ask(each) for each in asks]
 
-    def report(self, reports: Sequence[Report]) -> None:
+    def report(self, reports: Sequence[RequestReport]) -> None:
         """Say how requests ended."""
         with self._lock:
             for each in reports:
                 end(self._held, each)
                 self._learn(each)
 
-    def learn(self, reports: Sequence[Report]) -> None:
+    def learn(self, reports: Sequence[RequestReport]) -> None:
         """The same, where the caller has already updated `held`."""
         with self._lock:
             for each in reports:
@@ -396,7 +409,7 @@ class MemoryPermit:
                 if state.probe == holder:
                     state.probe = ""
 
-    def domains(self) -> list[Domain]:
+    def domains(self) -> list[DomainStatus]:
         """Return the state of every known domain."""
         with self._lock:
             now = self._clock()
@@ -416,7 +429,7 @@ class MemoryPermit:
                 del self._table.states[domain]
             return True
 
-    def _ask(self, ask: Ask) -> Answer:
+    def _ask(self, ask: PermitRequest) -> PermitAnswer:
         now = self._clock()
         epoch = self._table.epoch
         if epoch is not None and epoch > now:
@@ -429,14 +442,14 @@ class MemoryPermit:
         state.interval, state.at_a_time = ask.rule.interval_s, ask.rule.at_a_time
         return answer
 
-    def _learn(self, report: Report) -> None:
+    def _learn(self, report: RequestReport) -> None:
         now = self._clock()
         state = self._table.state(report.domain, now)
         state.hold(self._holder, self._held[report.domain], now)
         state.learn(report, self._holder, self._fail_max, now)
 
 
-def end(held: Counter[str], report: Report) -> None:
+def end(held: Counter[str], report: RequestReport) -> None:
     """Note that requests are no longer in flight."""
     held[report.domain] = max(0, held[report.domain] - max(0, report.slots))
     if not held[report.domain]:

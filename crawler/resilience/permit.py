@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from crawler import models
 from crawler.errors import NotNow
-from crawler.models import Rule
+from crawler.models import DomainLimits
 
 HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
@@ -57,11 +57,11 @@ KEEP_S = 6 * 3600.0
 """An idle domain is forgotten after this time, which exceeds any open circuit or `Retry-After`."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class PermitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for requests to a domain."""
 
     domain: str
-    rule: Rule
+    rule: DomainLimits
     wish: int = 1
     ahead_s: float = AHEAD_S
     """A redirect of a page that has begun may be reserved further ahead than a page."""
@@ -71,7 +71,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Whose limit it is. A job that raises its own does not wait for what it reserved before."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PermitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Says in how many seconds each granted request may start, and when to ask for the others."""
 
     starts_s: tuple[float, ...] = ()
@@ -81,11 +81,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     (nothing is known yet). `probe`: the granted request tests whether the domain answers again."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """Says how requests to a domain ended."""
 
     domain: str
-    rule: Rule
+    rule: DomainLimits
     slots: int = 1
     """How many requests are no longer in flight."""
     good: bool | None = None
@@ -105,7 +105,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     they are still to come and nobody has reserved behind them."""
 
 
-class Domain(msgspec.Struct, frozen=True, kw_only=True):
+class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The live state of a domain, as commands show it."""
 
     domain: str
@@ -133,10 +133,10 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
 class Permit(Protocol):
     """The interface between workers and limits; each method takes one round trip at most."""
 
-    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    def ask(self, asks: Sequence[PermitRequest]) -> list[PermitAnswer]:
         """Reserve requests. Granted ones count as in flight until they are reported."""
 
-    def report(self, reports: Sequence[Report]) -> None:
+    def report(self, reports: Sequence[RequestReport]) -> None:
         """Say how requests ended."""
 
     def renew(self, domains: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class Permit(Protocol):
     def forget(self, domain: str, holder: str) -> None:
         """Drop the requests in flight of a holder that has died."""
 
-    def domains(self) -> list[Domain]:
+    def domains(self) -> list[DomainStatus]:
         """Return the state of every known domain."""
 
     def reset(self, domain: str) -> bool:
@@ -161,7 +161,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """A request that may go to a domain at a time of this process's clock."""
 
     domain: str
-    rule: Rule
+    rule: DomainLimits
     at: float
     probe: bool = False
     """Whether it tests that the domain answers again."""
@@ -181,11 +181,11 @@ class PermitClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._permit, self._key, self._clock = permit, key, clock
-        self._closed: dict[str, tuple[float, Answer]] = {}
+        self._closed: dict[str, tuple[float, PermitAnswer]] = {}
         """Domains that granted less than was asked for: until when, and their answer."""
         self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
-        self._reports: list[Report] = []
+        self._reports: list[RequestReport] = []
         self._refusing: set[str] = set()
         self._lock = threading.Lock()
 
@@ -206,10 +206,10 @@ class PermitClient:
 
     def refusal(self, domain: str) -> NotNow:
         """Return the error that says why a domain grants no request now."""
-        _, answer = self._closed.get(domain, (0.0, Answer(why="rate")))
+        _, answer = self._closed.get(domain, (0.0, PermitAnswer(why="rate")))
         return NotNow(domain, answer.why, max(answer.wait_s, _MIN_WAIT_S))
 
-    def reserve(self, asks: Sequence[Ask]) -> list[list[Reservation]]:
+    def reserve(self, asks: Sequence[PermitRequest]) -> list[list[Reservation]]:
         """Ask for requests. A domain that grants fewer is closed for as long as it says."""
         self.flush()
         if not asks:
@@ -218,7 +218,7 @@ class PermitClient:
         now = self._clock()
         return [self._reserved(ask, answer, now) for ask, answer in zip(asks, answers, strict=True)]
 
-    def _reserved(self, ask: Ask, answer: Answer, now: float) -> list[Reservation]:
+    def _reserved(self, ask: PermitRequest, answer: PermitAnswer, now: float) -> list[Reservation]:
         domain, probe = ask.domain, answer.why == "probe"
         reserved = [
             Reservation(domain=domain, rule=ask.rule, at=now + start_s, probe=probe)
@@ -239,7 +239,7 @@ class PermitClient:
         """Whether this process has reserved nothing behind it: only then it can be given back."""
         return self._latest.get(reservation.domain) == reservation.at
 
-    def report(self, report: Report) -> None:
+    def report(self, report: RequestReport) -> None:
         """Keep a report for the next call."""
         with self._lock:
             self._reports.append(report)
@@ -279,9 +279,9 @@ class PermitClient:
             self._permit.renew([self._key(domain) for domain in held])
 
 
-def _merged(reports: Sequence[Report]) -> list[Report]:
+def _merged(reports: Sequence[RequestReport]) -> list[RequestReport]:
     """Merge the ordinary answers of a domain that follow each other, with their mean latency."""
-    merged: list[Report] = []
+    merged: list[RequestReport] = []
     last: dict[str, int] = {}
     for report in reports:
         place = last.get(report.domain)
@@ -299,10 +299,10 @@ def _merged(reports: Sequence[Report]) -> list[Report]:
     return merged
 
 
-def _can_merge(before: Report, report: Report) -> bool:
+def _can_merge(before: RequestReport, report: RequestReport) -> bool:
     return _is_ordinary(before) and _is_ordinary(report) and before.rule == report.rule
 
 
-def _is_ordinary(report: Report) -> bool:
+def _is_ordinary(report: RequestReport) -> bool:
     special = report.block or report.retry_after_s or report.unused
     return report.good is True and not special and report.latency_s < SLOW_S

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
-_NO_RATE = Rule()
+_NO_RATE = DomainLimits()
 
 
 class RedisCircuitBreaker:

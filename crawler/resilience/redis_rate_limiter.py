@@ -20,11 +20,19 @@ from redis.retry import Retry
 
 from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.redis_client import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.memory import DomainState, MemoryPermit, bounded, end, sane
-from crawler.resilience.permit import AHEAD_S, HEADROOM, LATE_S, Answer, Ask, Domain, Report
+from crawler.resilience.permit import (
+    AHEAD_S,
+    HEADROOM,
+    LATE_S,
+    DomainStatus,
+    PermitAnswer,
+    PermitRequest,
+    RequestReport,
+)
 from crawler.stack import redis_address
 
 log = logging.getLogger(__name__)
@@ -171,7 +179,7 @@ class _OwnShare:
         )
         return True
 
-    def remember(self, ask: Ask, why: str, wait_s: float, interval_s: float) -> None:
+    def remember(self, ask: PermitRequest, why: str, wait_s: float, interval_s: float) -> None:
         """Note what Redis said, to keep to it also while Redis is away."""
         self.closed_until.pop(ask.domain, None)
         self._intervals.pop(ask.domain, None)
@@ -180,25 +188,25 @@ class _OwnShare:
         if interval_s > ask.rule.interval_s:
             self._intervals[ask.domain] = interval_s
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: PermitRequest) -> PermitAnswer:
         """Answer for Redis."""
         if not self.twin or self.is_quiet:
             wait_s = max(self._quiet_until - self._monotonic(), 0.0)
-            return Answer(wait_s=wait_s, why="just begun")
+            return PermitAnswer(wait_s=wait_s, why="just begun")
         if closed := _closed(self.closed_until, ask.domain, self._monotonic()):
             return closed
         share = max(1, self._share())
         interval_s = max(ask.rule.interval_s, self._intervals.get(ask.domain, 0.0))
         at_a_time = ask.rule.at_a_time and max(1, ask.rule.at_a_time // share)
-        rule = Rule(interval_s=interval_s * share, at_a_time=at_a_time)
+        rule = DomainLimits(interval_s=interval_s * share, at_a_time=at_a_time)
         mine = msgspec.structs.replace(ask, rule=rule)
         if not interval_s or self._place is None:
             return self.twin.ask([mine])[0]
         return self._in_turn(self.twin, mine, interval_s / HEADROOM, share, self._place() % share)
 
     def _in_turn(
-        self, twin: MemoryPermit, ask: Ask, step_s: float, share: int, place: int
-    ) -> Answer:
+        self, twin: MemoryPermit, ask: PermitRequest, step_s: float, share: int, place: int
+    ) -> PermitAnswer:
         """Answer on a grid of the machine's monotonic clock, whose points belong to the processes
         in turn: shares that begin at any time would keep to the rate on average only."""
         now = self._clock()
@@ -208,7 +216,7 @@ class _OwnShare:
 
         first_s = point(now) - now
         if first_s > ask.ahead_s:
-            return Answer(wait_s=first_s - ask.ahead_s, why="rate")
+            return PermitAnswer(wait_s=first_s - ask.ahead_s, why="rate")
         answer = twin.ask([msgspec.structs.replace(ask, wish=min(ask.wish, 1))])[0]
         starts_s = tuple(point(now + each) - now for each in answer.starts_s)
         return msgspec.structs.replace(answer, starts_s=starts_s)
@@ -266,7 +274,7 @@ class RedisRateLimiter:
         clock = self._clock or time.monotonic
         return MemoryPermit(self._holder, self._fail_max, clock=clock, held=self._held)
 
-    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    def ask(self, asks: Sequence[PermitRequest]) -> list[PermitAnswer]:
         """Reserve requests. Granted ones count as in flight until they are reported."""
         asks = [sane(each) for each in asks]
         with self._lock:
@@ -277,7 +285,7 @@ class RedisRateLimiter:
                     self._own_share.begin(error)
             return [self._own_share.ask(each) for each in asks]
 
-    def report(self, reports: Sequence[Report]) -> None:
+    def report(self, reports: Sequence[RequestReport]) -> None:
         """Say how requests ended."""
         with self._lock:
             for each in reports:
@@ -298,7 +306,7 @@ class RedisRateLimiter:
         with self._lock:
             self._tell([self._call("forget", domain, holder=holder)])
 
-    def domains(self, here: float | None = None) -> list[Domain]:
+    def domains(self, here: float | None = None) -> list[DomainStatus]:
         """Return the state of every known domain, by Redis's clock.
 
         With `here`, what the caller's clock shows now, times are by that clock.
@@ -328,22 +336,28 @@ class RedisRateLimiter:
         with self._lock, _service_errors():
             self._client.set(EPOCH, "0", nx=True)
 
-    def can_request(self, domain: str, rule: Rule | None = None) -> bool:
+    def can_request(self, domain: str, rule: DomainLimits | None = None) -> bool:
         """Reserve one request for now, if there may be one; it is not counted as in flight.
 
         Without a rule, the rate is CRAWLER_RATE, or the default one.
         """
-        ask = Ask(domain=domain, rule=rule or _default_rule(), ahead_s=0.0, slots=False)
+        ask = PermitRequest(domain=domain, rule=rule or _default_rule(), ahead_s=0.0, slots=False)
         return bool(self.ask([ask])[0].starts_s)
 
-    def record_success(self, domain: str, rule: Rule | None = None) -> None:
+    def record_success(self, domain: str, rule: DomainLimits | None = None) -> None:
         """Say that a request that `can_request` allowed went well."""
-        self.report([Report(domain=domain, rule=rule or _default_rule(), slots=0, good=True)])
+        self.report(
+            [RequestReport(domain=domain, rule=rule or _default_rule(), slots=0, good=True)]
+        )
 
-    def record_failure(self, domain: str, block_type: str, rule: Rule | None = None) -> None:
+    def record_failure(
+        self, domain: str, block_type: str, rule: DomainLimits | None = None
+    ) -> None:
         """Say that a request that `can_request` allowed was blocked."""
         rule = rule or _default_rule()
-        self.report([Report(domain=domain, rule=rule, slots=0, good=False, block=block_type)])
+        self.report(
+            [RequestReport(domain=domain, rule=rule, slots=0, good=False, block=block_type)]
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -367,8 +381,8 @@ class RedisRateLimiter:
             except _UNREACHABLE as error:
                 self._own_share.begin(error)
 
-    def _ask_redis(self, asks: Sequence[Ask]) -> list[Answer]:
-        answers = [Answer()] * len(asks)
+    def _ask_redis(self, asks: Sequence[PermitRequest]) -> list[PermitAnswer]:
+        answers = [PermitAnswer()] * len(asks)
         left = list(range(len(asks)))
         while left:
             # Each call says what is in flight, so a second ask about a domain must wait for the
@@ -381,12 +395,12 @@ class RedisRateLimiter:
             left = [number for number in left if number not in batch]
         return answers
 
-    def _ask_call(self, ask: Ask) -> tuple[str, ...]:
+    def _ask_call(self, ask: PermitRequest) -> tuple[str, ...]:
         limits = (repr(ask.rule.interval_s), str(ask.rule.at_a_time))
         wishes = (str(ask.wish), repr(ask.ahead_s), str(int(ask.slots)))
         return self._call("ask", ask.domain, *limits, *wishes, ask.job)
 
-    def _report_call(self, report: Report) -> tuple[str, ...]:
+    def _report_call(self, report: RequestReport) -> tuple[str, ...]:
         good = ""
         if report.good is not None:
             good = str(int(report.good))
@@ -405,7 +419,7 @@ class RedisRateLimiter:
         held = str(self._held.get(domain, 0))
         return (f"{KEY}{domain}", EPOCH, verb, holder or self._holder, held, now, *arguments)
 
-    def _answer(self, ask: Ask, reply: list[bytes]) -> Answer:
+    def _answer(self, ask: PermitRequest, reply: list[bytes]) -> PermitAnswer:
         now, why, wait_s, step_s, *starts = (_text(part) for part in reply)
         behind_s = 0.0
         if not self._clock:
@@ -419,9 +433,9 @@ class RedisRateLimiter:
             self._held[ask.domain] += len(in_time)
         if len(in_time) < len(starts):
             why = why or "rate"
-        return Answer(starts_s=in_time, wait_s=max(0.0, float(wait_s) - behind_s), why=why)
+        return PermitAnswer(starts_s=in_time, wait_s=max(0.0, float(wait_s) - behind_s), why=why)
 
-    def _closed_before_step(self, domain: str) -> Answer | None:
+    def _closed_before_step(self, domain: str) -> PermitAnswer | None:
         """What a domain said before Redis's clock was set forward: it stays closed for as long."""
         if self._offset.stepped:
             self._offset.stepped = False
@@ -432,11 +446,11 @@ class RedisRateLimiter:
         return closed
 
 
-def _closed(until: dict[str, tuple[float, str]], domain: str, now: float) -> Answer | None:
+def _closed(until: dict[str, tuple[float, str]], domain: str, now: float) -> PermitAnswer | None:
     at, why = until.get(domain, (-math.inf, ""))
     if at <= now:
         return None
-    return Answer(wait_s=at - now, why=why)
+    return PermitAnswer(wait_s=at - now, why=why)
 
 
 @contextlib.contextmanager
@@ -448,7 +462,7 @@ def _service_errors() -> Iterator[None]:
         raise ServiceError(f"Redis does not answer ({error})") from None
 
 
-def _moved(about: Domain, seconds: float) -> Domain:
+def _moved(about: DomainStatus, seconds: float) -> DomainStatus:
     """Return a domain by a clock that is ahead by so many seconds."""
     names = ("opened_at", "open_until", "not_before", "next_at")
     times = {name: at + seconds for name in names if (at := getattr(about, name)) is not None}
@@ -461,8 +475,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _default_rule() -> Rule:
-    return Rule(interval_s=interval(load().rate or DEFAULT_RATE))
+def _default_rule() -> DomainLimits:
+    return DomainLimits(interval_s=interval(load().rate or DEFAULT_RATE))
 
 
 def _state(fields: dict[bytes, bytes]) -> DomainState:

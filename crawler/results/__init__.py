@@ -18,7 +18,7 @@ from crawler.db.results import page_url
 from crawler.errors import UsageError
 from crawler.files import replace_file, replacing
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, Raw
+from crawler.models import Job, RawLocation
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
 TABLES = ("csv", "xlsx", "parquet")
@@ -99,10 +99,12 @@ def _looks_whole(path: Path) -> bool:
         return False
 
 
-def _place(lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]) -> Raw | None:
+def _place(
+    lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]
+) -> RawLocation | None:
     """Return where the page of a result is. None if it was not kept, was pruned, or the job gave it
     up."""
-    place = msgspec.convert(result["raw"], Raw | None)
+    place = msgspec.convert(result["raw"], RawLocation | None)
     if place is None or not lpm.results.segment_end(place.segment):
         return None
     if lpm.pages.is_given_up(place, job):
@@ -212,7 +214,7 @@ class _PageWriter:
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write a result's page if it is stored."""
-        from crawler.fetch.body import decoded
+        from crawler.fetch.body import decode_stored
 
         place = _place(self._lpm, self._job, result)
         if place is None:
@@ -220,7 +222,7 @@ class _PageWriter:
         head, body = raw_pages.read(self._lpm.raw, place, page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         try:
-            replace_file(target, decoded(head, body, limit=_MAX_PAGE_BYTES), mode=0o666)
+            replace_file(target, decode_stored(head, body, limit=_MAX_PAGE_BYTES), mode=0o666)
         except OSError as error:
             raise UsageError(f"{target} cannot be written ({error.strerror})") from error
         self.written += 1

@@ -34,10 +34,10 @@ from crawler.db.connection import Database
 from crawler.db.imports import add_to_size
 from crawler.db.results import insert_carried, iso, set_place
 from crawler.errors import FetchError, InputError, StoreError, UrlError
-from crawler.fetch.body import decoded
+from crawler.fetch.body import decode_stored
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
+from crawler.models import NO_DEADLINE, Job, RawLocation, encoded_input
 from crawler.results import whole_file
 from crawler.results.archive import BATCH_SIZE, ZSTD_OPTIONS, maintenance_lock
 
@@ -138,7 +138,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any]
     site: Maker
     parser: Maker
-    raw: Raw | None
+    raw: RawLocation | None
     carried: Carried
 
 
@@ -195,7 +195,7 @@ class _Writer:
         page, place = self._read_page(result), None
         if page:
             segment = PAGES.format(self._number)
-            place = Raw(segment=segment, offset=self._page_bytes, length=len(page))
+            place = RawLocation(segment=segment, offset=self._page_bytes, length=len(page))
         added = {"raw": place, "carried": self._carried(task)}
         line = msgspec.json.encode(result | added) + b"\n"
         self._records.append(line)
@@ -225,7 +225,7 @@ class _Writer:
 
     def _read_page(self, result: dict[str, Any]) -> bytes:
         """Return a result's page, empty if there is none to bundle."""
-        place = msgspec.convert(result["raw"], Raw | None)
+        place = msgspec.convert(result["raw"], RawLocation | None)
         if not self._with_pages or place is None:
             return b""
         if self._lpm.pages.is_given_up(place, self._job):
@@ -275,7 +275,7 @@ def member_of(name: str, data: bytes) -> Member:
 def check_page(page: bytes, digest: str, limit: int) -> None:
     """Raise ValueError unless this is one whole stored page whose decoded body has that digest."""
     try:
-        body = decoded(*raw_pages.unpack(page, limit + _MAX_HEADER_BYTES), limit)
+        body = decode_stored(*raw_pages.unpack(page, limit + _MAX_HEADER_BYTES), limit)
     except FetchError as error:
         raise ValueError(str(error)) from None
     if sha256(body).hexdigest() != digest:
@@ -556,7 +556,7 @@ def _add_pages(
         and not (segment and lpm.pages.has_segment(segment, end))
     ]
 
-    def update(db: Database, places: Sequence[Raw | None]) -> list[int]:
+    def update(db: Database, places: Sequence[RawLocation | None]) -> list[int]:
         for (task, _), place in zip(lacking, places, strict=True):
             assert place
             set_place(db, task, place)
@@ -579,7 +579,7 @@ class _Insert:
         self._records, self._job, self._source = records, job, source
         self._reader, self._now = reader, now
 
-    def __call__(self, db: Database, places: Sequence[Raw | None]) -> list[int]:
+    def __call__(self, db: Database, places: Sequence[RawLocation | None]) -> list[int]:
         tasks = [
             self._insert(db, record, place)
             for record, place in zip(self._records, places, strict=True)
@@ -587,7 +587,7 @@ class _Insert:
         add_to_size(db, self._job, len(tasks))
         return tasks
 
-    def _insert(self, db: Database, record: Record, place: Raw | None) -> int:
+    def _insert(self, db: Database, record: Record, place: RawLocation | None) -> int:
         address, carried = urls.parse(record.url), record.carried
         data = msgspec.json.encode(record.data)
         task = {

@@ -27,7 +27,7 @@ import msgspec
 from crawler.db import raw_pages
 from crawler.db.results import page_url
 from crawler.errors import UsageError
-from crawler.models import Raw
+from crawler.models import RawLocation
 
 BASE_COLUMNS: dict[str, type] = {
     "task_id": str,
@@ -292,7 +292,7 @@ class Sink(NamedTuple):
     """For temporary files: the folder of the target, where there is enough room."""
     raw: Path
     """The folder of the stored pages."""
-    place: Callable[[Mapping[str, Any]], Raw | None]
+    place: Callable[[Mapping[str, Any]], RawLocation | None]
     """Returns where the page of a result is, or None if it was not kept or was pruned."""
     say: Callable[[str], None]
     """Reports progress, and what a reader of the file should know."""

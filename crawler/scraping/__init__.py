@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from crawler.config import program
 from crawler.errors import FetchError, NotNow, UsageError, shortage_of
 from crawler.fetch import charset
-from crawler.fetch.body import decoded
+from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.http import USER_AGENT, Request, RequestHook
 from crawler.fetch.robots import MAX_BYTES, Robots
@@ -474,7 +474,7 @@ def rebuild_page(head: str, raw: bytes, url: str, final_url: str | None = None) 
         status=status,
         reason=reason,
         headers=headers,
-        body=decoded(head, raw, _MAX_STORED_BODY),
+        body=decode_stored(head, raw, _MAX_STORED_BODY),
         raw=raw,
         fetched_at=0.0,
         fetch_s=0.0,

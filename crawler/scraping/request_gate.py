@@ -9,8 +9,15 @@ from typing import Any
 from crawler import urls
 from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.judge import speaks_against_domain
-from crawler.models import Outcome, Rule, Sent
-from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, PermitClient, Report, Reservation
+from crawler.models import DomainLimits, Outcome, SentRequest
+from crawler.resilience.permit import (
+    LATE_S,
+    NOTICE_S,
+    PermitClient,
+    PermitRequest,
+    RequestReport,
+    Reservation,
+)
 
 MAX_HOP_WAIT_S = 120.0
 """Maximum wait for the next permit of a page that has begun. Other pages wait in the ledger."""
@@ -20,7 +27,7 @@ _BUSY = frozenset({"rate", "at a time", "just begun"})
 _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
 """Failures before anything reached the domain."""
 
-Reserve = Callable[[Ask], Awaitable[Reservation]]
+Reserve = Callable[[PermitRequest], Awaitable[Reservation]]
 """Reserves one request; raises `NotNow` if the domain refuses."""
 Check = Callable[[str], Awaitable[None]]
 """Raises if a URL must not be fetched."""
@@ -37,13 +44,13 @@ class RequestGate:
         domain: str,
         url: str,
         reservation: Reservation | None,
-        rule: Rule,
-        rule_of: Callable[[str], Rule],
+        rule: DomainLimits,
+        rule_of: Callable[[str], DomainLimits],
         reserve: Reserve,
         permits: PermitClient,
         begin: Callable[[], None],
         waited_s: Callable[[], float] = lambda: 0.0,
-        rule_now: Callable[[str], Awaitable[Rule]] | None = None,
+        rule_now: Callable[[str], Awaitable[DomainLimits]] | None = None,
         waits: Callable[[float | None], None] = lambda until: None,
     ) -> None:
         self._domain, self._url, self._reservation = domain, url, reservation
@@ -58,7 +65,7 @@ class RequestGate:
         self.waits = waits
         """Called with the time (`time.monotonic`) until which the next request waits for its
         permit, and with None when it is sent."""
-        self.sent: list[Sent] = []
+        self.sent: list[SentRequest] = []
         self._delays: dict[str, float] = {}
         self._pauses: dict[str, tuple[float, str]] = {}
 
@@ -66,7 +73,7 @@ class RequestGate:
         """Run `check`, wait for a permit, and note the request. It is a `RequestHook`."""
         return _Request(self, url, check)
 
-    def rule(self, domain: str) -> Rule:
+    def rule(self, domain: str) -> DomainLimits:
         """Return the limits on a domain."""
         if domain not in self._rules:
             self._rules[domain] = self._rule_of(domain)
@@ -81,7 +88,7 @@ class RequestGate:
     def end_request(self, domain: str) -> None:
         """Free the place of a request that has ended; the page's own is kept till `close`."""
         if domain != self._domain and (rule := self.rule(domain)).limited:
-            self._permits.report(Report(domain=domain, rule=rule))
+            self._permits.report(RequestReport(domain=domain, rule=rule))
 
     def obey(self, url: str, crawl_delay_s: float) -> None:
         """Note the Crawl-delay of a URL's host, or that it has none."""
@@ -92,7 +99,7 @@ class RequestGate:
         """Note that a URL's domain gets no requests for some seconds, and why."""
         self._pauses[self.domain_of(url)] = (seconds, because)
 
-    async def wait(self, domain: str, rule: Rule) -> None:
+    async def wait(self, domain: str, rule: DomainLimits) -> None:
         """Reserve a request and wait for its start. At another domain it takes a place, which
         `end_request` frees."""
         reservation = None
@@ -122,10 +129,10 @@ class RequestGate:
                 reservation, late_s = None, 2 * late_s
         except BaseException:
             if holds_place:
-                self._permits.report(Report(domain=domain, rule=rule))
+                self._permits.report(RequestReport(domain=domain, rule=rule))
             raise
 
-    async def _sleep_until(self, reservation: Reservation) -> Rule | None:
+    async def _sleep_until(self, reservation: Reservation) -> DomainLimits | None:
         """Wait for a reservation's start. If the job's limit was raised meanwhile, return the new
         rule; the caller drops the reservation."""
         while self._rule_now and (ahead_s := reservation.at - time.monotonic()) > NOTICE_S:
@@ -138,11 +145,11 @@ class RequestGate:
             await asyncio.sleep(ahead_s)
         return None
 
-    async def _reserve_patiently(self, domain: str, rule: Rule, slots: bool) -> Reservation:
+    async def _reserve_patiently(self, domain: str, rule: DomainLimits, slots: bool) -> Reservation:
         """Reserve a request. If the domain is only busy, keep trying: otherwise the page would have
         to start over."""
         ahead_s = max(MAX_HOP_WAIT_S, 3 * rule.interval_s)
-        ask = Ask(domain=domain, rule=rule, ahead_s=ahead_s, slots=slots)
+        ask = PermitRequest(domain=domain, rule=rule, ahead_s=ahead_s, slots=slots)
         end = time.monotonic() + MAX_HOP_WAIT_S
         while True:
             try:
@@ -168,7 +175,7 @@ class RequestGate:
                 told["retry_after_s"], told["because"] = self._pauses[domain]
             own, reserved = domain == self._domain, self._reservation
             unused = own and reserved is not None and self._permits.is_latest(reserved)
-            report = Report(
+            report = RequestReport(
                 domain=domain,
                 rule=rule,
                 slots=int(own and self._holds_place),
@@ -179,7 +186,7 @@ class RequestGate:
             self._permits.report(report)
 
 
-def _told(outcome: Outcome, last: Sent) -> dict[str, Any]:
+def _told(outcome: Outcome, last: SentRequest) -> dict[str, Any]:
     """Return what a page's outcome says about the domain of its last request."""
     return {
         "good": outcome.page and outcome.page.status < 500,
@@ -212,7 +219,7 @@ class _Request:
             gate.waits(None)
         self._number, self._waited_s = len(gate.sent), gate.waited_s()
         self._since = time.monotonic()
-        gate.sent.append(Sent(domain, time.time(), 0.0))
+        gate.sent.append(SentRequest(domain, time.time(), 0.0))
 
     async def __aexit__(
         self,
@@ -228,5 +235,5 @@ class _Request:
         else:
             waited_s = gate.waited_s() - self._waited_s
             seconds = round(time.monotonic() - self._since - waited_s, 4)
-            gate.sent[self._number] = Sent(sent.domain, round(sent.began, 4), seconds)
+            gate.sent[self._number] = SentRequest(sent.domain, round(sent.began, 4), seconds)
         gate.end_request(sent.domain)

@@ -97,7 +97,7 @@ class TooMuch(Exception):
     """The page is too large for the search."""
 
 
-class Budget:
+class SearchBudget:
     """Counts elements looked at; the page's own budget counts them too."""
 
     def __init__(self, looks: int, page: budget.Budget) -> None:
@@ -295,7 +295,7 @@ _parent: Callable[[LexborNode], LexborNode | None] = attrgetter("parent")
 class Search:
     """Searches one page within a budget; keeps what was found for the next selectors."""
 
-    def __init__(self, tree: LexborHTMLParser, budget: Budget) -> None:
+    def __init__(self, tree: LexborHTMLParser, budget: SearchBudget) -> None:
         self._tree, self._budget = tree, budget
         self._seen: dict[str, list[LexborNode]] = {}
         self._size = self._kept = 0

@@ -115,8 +115,8 @@ class _Page:
         self._is_large = len(tree.raw_html) > SMALL
 
     @cached_property
-    def _budget(self) -> css.Budget:
-        return css.Budget(MAX_LOOKS, self._cost)
+    def _budget(self) -> css.SearchBudget:
+        return css.SearchBudget(MAX_LOOKS, self._cost)
 
     @cached_property
     def _search(self) -> css.Search:

@@ -468,7 +468,7 @@ def _template(text: str) -> str:
 def _encoding(text: str) -> str:
     from crawler.fetch import charset  # imports detection, which few commands need
 
-    name = charset.named(text)
+    name = charset.resolve_label(text)
     if not name:
         raise ValueError(f"{text[:60]!r} is not a charset; {_nearest(text, charset.NAMES)}")
     return name

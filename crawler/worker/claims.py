@@ -23,8 +23,14 @@ from crawler.db.tasks import Due, Place, Suspect
 from crawler.errors import NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Rule, Task, TaskStatus
-from crawler.resilience.permit import Ask, Permit, PermitClient, Report, Reservation
+from crawler.models import DomainLimits, Task, TaskStatus
+from crawler.resilience.permit import (
+    Permit,
+    PermitClient,
+    PermitRequest,
+    RequestReport,
+    Reservation,
+)
 from crawler.scraping import FetchOptions
 from crawler.sites import Sites
 from crawler.worker.health import FreeSpace
@@ -59,7 +65,7 @@ class Wanted(NamedTuple):
     """A domain with due tasks that this process may ask for a permit."""
 
     due: Due
-    rule: Rule
+    rule: DomainLimits
 
 
 class JobCache:
@@ -131,7 +137,7 @@ class Claims:
         """Call a function on the thread of the claims."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
-    async def reserve(self, job_id: int | None, ask: Ask) -> Reservation:
+    async def reserve(self, job_id: int | None, ask: PermitRequest) -> Reservation:
         """Reserve one request for a job's page; raises `NotNow` where the domain does not allow
         it."""
         ask = msgspec.structs.replace(ask, job=self._limit_of(job_id))
@@ -140,7 +146,7 @@ class Claims:
             raise self.permits.refusal(ask.domain)
         return reserved[0]
 
-    async def rule_now(self, job_id: int | None, domain: str) -> Rule:
+    async def rule_now(self, job_id: int | None, domain: str) -> DomainLimits:
         """The limits as they are now: a job's may have been raised since its page began."""
         how = await self.run(self.jobs.read_again, job_id)
         return self._sites.rule(domain, how.options.rate)
@@ -154,7 +160,7 @@ class Claims:
         reservation = None
         if rule.limited:
             try:
-                reservation = await self.reserve(job_id, Ask(domain=domain, rule=rule))
+                reservation = await self.reserve(job_id, PermitRequest(domain=domain, rule=rule))
             except NotNow as error:
                 return None, error.wait_s
         claimed = None
@@ -163,7 +169,7 @@ class Claims:
         finally:
             if claimed is None and reservation:
                 unused = int(self.permits.is_latest(reservation))
-                self.permits.report(Report(domain=domain, rule=rule, unused=unused))
+                self.permits.report(RequestReport(domain=domain, rule=rule, unused=unused))
         if claimed is None:
             return None, POLL_S
         return Claimed(claimed, reservation), 0.0
@@ -284,7 +290,7 @@ class Claims:
 
     def _reserve_all(self, wanted: Sequence[Wanted], room: int) -> dict[str, list[Reservation]]:
         asks = [
-            Ask(
+            PermitRequest(
                 domain=due.domain,
                 rule=rule,
                 wish=self._lpm.tasks.due_count(due, room),
@@ -338,10 +344,12 @@ class Claims:
         for domain, unused in reserved.items():
             if unused:
                 count = len(unused)
-                report = Report(domain=domain, rule=unused[0].rule, slots=count, unused=count)
+                report = RequestReport(
+                    domain=domain, rule=unused[0].rule, slots=count, unused=count
+                )
                 self.permits.report(report)
 
-    def _rule(self, domain: str, job_id: int | None) -> Rule:
+    def _rule(self, domain: str, job_id: int | None) -> DomainLimits:
         return self._sites.rule(domain, self.jobs.read(job_id).options.rate)
 
     def _limit_of(self, job_id: int | None) -> str:
@@ -350,7 +358,7 @@ class Claims:
             return ""
         return f"{self._lpm.store.id}/{job_id}"
 
-    def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
+    def _fits(self, domain: str, rule: DomainLimits, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule
 
     def _shared_name(self, domain: str) -> str:

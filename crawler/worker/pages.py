@@ -14,7 +14,7 @@ from crawler.db.store import HELD
 from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots
-from crawler.models import Outcome, Rule, Task, TaskStatus
+from crawler.models import DomainLimits, Outcome, Task, TaskStatus
 from crawler.scraping import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Sites
@@ -190,7 +190,12 @@ class Attempts:
             return self._broken_off(begun, error)
 
     async def _run(
-        self, attempt: Attempt, gate: RequestGate, begun: Outcome, rule: Rule, budget: Budget
+        self,
+        attempt: Attempt,
+        gate: RequestGate,
+        begun: Outcome,
+        rule: DomainLimits,
+        budget: Budget,
     ) -> Outcome:
         outcome = begun
         try:

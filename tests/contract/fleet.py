@@ -4,14 +4,20 @@ from typing import Any
 
 import redis
 
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.redis_client import RedisAddress
 from crawler.resilience.memory import DomainTable, MemoryPermit
-from crawler.resilience.permit import Answer, Ask, Domain, Permit, Report
+from crawler.resilience.permit import (
+    DomainStatus,
+    Permit,
+    PermitAnswer,
+    PermitRequest,
+    RequestReport,
+)
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 BEGIN = 1_800_000_000.0
-FAST = Rule(interval_s=0.05, at_a_time=0)
+FAST = DomainLimits(interval_s=0.05, at_a_time=0)
 
 
 class Fleet:
@@ -26,7 +32,7 @@ class Fleet:
         if redis_url:
             self.client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
             self.client.flushdb()
-        self["nobody"].ask([Ask(domain="first.example", rule=Rule())])
+        self["nobody"].ask([PermitRequest(domain="first.example", rule=DomainLimits())])
 
     def __getitem__(self, holder: str) -> Permit:
         if holder not in self._members:
@@ -48,16 +54,16 @@ class Fleet:
         return self
 
     def ask(
-        self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any
-    ) -> Answer:
-        return self[holder].ask([Ask(domain=domain, rule=rule, **more)])[0]
+        self, holder: str = "a", domain: str = "x.example", rule: DomainLimits = FAST, **more: Any
+    ) -> PermitAnswer:
+        return self[holder].ask([PermitRequest(domain=domain, rule=rule, **more)])[0]
 
     def report(
-        self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any
+        self, holder: str = "a", domain: str = "x.example", rule: DomainLimits = FAST, **more: Any
     ) -> None:
-        self[holder].report([Report(domain=domain, rule=rule, **more)])
+        self[holder].report([RequestReport(domain=domain, rule=rule, **more)])
 
-    def domain(self, name: str = "x.example") -> Domain:
+    def domain(self, name: str = "x.example") -> DomainStatus:
         return next(known for known in self["a"].domains() if known.domain == name)
 
     def open(self, holder: str = "a", block: str = "captcha") -> None:

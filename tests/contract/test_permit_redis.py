@@ -14,11 +14,18 @@ import pytest
 import redis
 
 from crawler.errors import ServiceError
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.orchestrator import redis_program
 from crawler.process import Child
 from crawler.redis_client import RedisAddress
-from crawler.resilience.permit import AHEAD_S, HEADROOM, OPEN_S, Answer, Ask, Report
+from crawler.resilience.permit import (
+    AHEAD_S,
+    HEADROOM,
+    OPEN_S,
+    PermitAnswer,
+    PermitRequest,
+    RequestReport,
+)
 from crawler.resilience.redis_circuit_breaker import RedisCircuitBreaker
 from crawler.resilience.redis_rate_limiter import (
     QUIET_S,
@@ -37,7 +44,7 @@ def test_a_call_is_one_round_trip_and_survives_a_forgotten_script(redis_url: str
     the same call."""
     fleet = Fleet(redis_url).settle()
     assert fleet.client
-    many = [Ask(domain=f"d{number}.example", rule=FAST) for number in range(50)]
+    many = [PermitRequest(domain=f"d{number}.example", rule=FAST) for number in range(50)]
     fleet["a"].ask(many[:1])
     before = fleet.client.info("commandstats")["cmdstat_evalsha"]["calls"]
     fleet["a"].ask(many)
@@ -46,7 +53,7 @@ def test_a_call_is_one_round_trip_and_survives_a_forgotten_script(redis_url: str
     fleet.client.flushdb()
     answers = fleet["a"].ask(many)
     fleet.client.script_flush()
-    fleet["a"].report([Report(domain="d1.example", rule=FAST, block="captcha")])
+    fleet["a"].report([RequestReport(domain="d1.example", rule=FAST, block="captcha")])
 
     assert once - before == 50
     assert all(answer.why == "just begun" or answer.starts_s for answer in answers)
@@ -62,8 +69,8 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
     client.delete("permit-epoch")
     permit.nothing_booked()
     seconds_, _ = client.time()
-    answer = permit.ask([Ask(domain="x.example", rule=FAST)])[0]
-    permit.report([Report(domain="x.example", rule=FAST, good=False, block="captcha")])
+    answer = permit.ask([PermitRequest(domain="x.example", rule=FAST)])[0]
+    permit.report([RequestReport(domain="x.example", rule=FAST, good=False, block="captcha")])
     [known] = [known for known in permit.domains() if known.domain == "x.example"]
 
     assert answer.starts_s == (0.0,)
@@ -74,7 +81,7 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
 
 def test_places_are_known_again_soon_after_redis_was_emptied(redis_url: str) -> None:
     """Each call says what its holder has in flight, so that nothing is counted wrongly for long."""
-    fleet, rule_ = Fleet(redis_url).settle(), Rule(at_a_time=5)
+    fleet, rule_ = Fleet(redis_url).settle(), DomainLimits(at_a_time=5)
     assert fleet.client
     fleet.ask("a", rule=rule_, wish=2)
     fleet.ask("b", rule=rule_, wish=2)
@@ -238,8 +245,10 @@ class Process:
             monotonic=lambda: self.passed,
         )  # fmt: skip
 
-    def ask(self, rule: Rule = FAST, domain: str = "x.example", wish: int = 1) -> Answer:
-        return self.permit.ask([Ask(domain=domain, rule=rule, wish=wish)])[0]
+    def ask(
+        self, rule: DomainLimits = FAST, domain: str = "x.example", wish: int = 1
+    ) -> PermitAnswer:
+        return self.permit.ask([PermitRequest(domain=domain, rule=rule, wish=wish)])[0]
 
 
 def test_while_redis_is_away_each_process_keeps_to_its_share(
@@ -247,7 +256,7 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(
 ) -> None:
     """Quiet at first, then its part of rate and places; one line when it begins and one when Redis
     is back, and nothing is booked there before all others can have noticed."""
-    process, rule = Process(server.url, share=4), Rule(interval_s=0.05, at_a_time=8)
+    process, rule = Process(server.url, share=4), DomainLimits(interval_s=0.05, at_a_time=8)
     process.ask(rule)
     process.passed += 10
     assert process.ask(rule).starts_s == (0.0,)
@@ -261,13 +270,13 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(
             granted = process.ask(rule).starts_s
             starts += [process.passed + start for start in granted]
             process.permit.report(
-                [Report(domain="x.example", rule=rule, slots=len(granted), good=True)]
+                [RequestReport(domain="x.example", rule=rule, slots=len(granted), good=True)]
             )
             process.passed += 0.1
-        places = process.ask(Rule(at_a_time=8), "y.example", wish=8)
+        places = process.ask(DomainLimits(at_a_time=8), "y.example", wish=8)
         process.permit.renew(["x.example"])
         process.permit.forget("x.example", "somebody")
-        process.permit.report([Report(domain="x.example", rule=rule, slots=0, good=True)])
+        process.permit.report([RequestReport(domain="x.example", rule=rule, slots=0, good=True)])
     gone = [record.getMessage() for record in caplog.records]
 
     assert {(answer.starts_s, answer.why) for answer in quiet} == {((), "just begun")}
@@ -319,9 +328,13 @@ def test_what_was_refused_before_redis_went_is_still_refused(server: Server) -> 
     """An open circuit and a Crawl-delay are kept to on one's own as well."""
     process = Process(server.url, share=1)
     process.ask()
-    process.permit.report([Report(domain="slow.example", rule=FAST, slots=0, crawl_delay_s=5)])
+    process.permit.report(
+        [RequestReport(domain="slow.example", rule=FAST, slots=0, crawl_delay_s=5)]
+    )
     for _ in range(3):
-        process.permit.report([Report(domain="x.example", rule=FAST, slots=0, block="captcha")])
+        process.permit.report(
+            [RequestReport(domain="x.example", rule=FAST, slots=0, block="captcha")]
+        )
     process.passed += 20
     assert process.ask().why == "open"
     assert process.ask(domain="slow.example").starts_s
@@ -407,12 +420,12 @@ def test_a_step_forward_of_redis_clock_opens_no_domain_early(server: Server) -> 
     """A Retry-After lasts as long as it was said to, by the clock of each process that has heard of
     it."""
     # Given two processes, one of which has heard of a Retry-After
-    back, ask = [0.0], Ask(domain="x.example", rule=FAST)
+    back, ask = [0.0], PermitRequest(domain="x.example", rule=FAST)
     told = RedisRateLimiter(server.url, 2, "told", 3, monotonic=lambda: time.monotonic() - back[0])
     other = RedisRateLimiter(server.url, 2, "other", 3)
     told.nothing_booked()
     assert told.ask([ask])[0].starts_s
-    told.report([Report(domain="x.example", rule=FAST, block="http_429", retry_after_s=2.0)])
+    told.report([RequestReport(domain="x.example", rule=FAST, block="http_429", retry_after_s=2.0)])
     assert told.ask([ask])[0].why == "retry after"
 
     # When Redis's clock is half a minute further, all at once, and lets the other one go

@@ -112,7 +112,7 @@ def test_late_results_of_a_taken_back_task_are_forgotten(tmp_path: Path, site: S
     slice_ = threading.Thread(target=worker.run_slice, args=("message", ["default"]))
     slice_.start()
 
-    def mine() -> owners.Note:
+    def mine() -> owners.OwnerState:
         [note] = owners.living(tmp_path / "run" / "owners")
         return note
 
@@ -185,7 +185,7 @@ def test_an_office_goes_from_a_stopped_holder_to_the_next(tmp_path: Path) -> Non
     """Who sees no beat for the limit takes over; the old holder notices before it acts again."""
     clock = Clock(100.0)
     path = tmp_path / "run" / "office.lock"
-    first, second, third = (owners.Office(path, 10.0, clock) for _ in range(3))
+    first, second, third = (owners.LeaderLock(path, 10.0, clock) for _ in range(3))
     assert first.take()
     assert not second.take()
 

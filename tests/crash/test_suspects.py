@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crawler.db.owners import Note
+from crawler.db.owners import OwnerState
 from crawler.db.store import SUSPECT_DEATHS
 from crawler.db.tasks import ALONE_DEATHS
 from crawler.lpm import LocalPersistenceManager
@@ -19,9 +19,9 @@ from tests.support.stack import Folder, wait_for
 from tests.support.tasks import done, new
 
 
-def note(in_flight: set[int], parsing: int = 0, evidence: str = "") -> Note:
+def note(in_flight: set[int], parsing: int = 0, evidence: str = "") -> OwnerState:
     """What a dead owner has left."""
-    return Note("owner", {"pid": 1}, "", parsing, frozenset(in_flight), evidence)
+    return OwnerState("owner", {"pid": 1}, "", parsing, frozenset(in_flight), evidence)
 
 
 def claim(lpm: LocalPersistenceManager, *ids: int) -> None:

@@ -5,9 +5,9 @@ import json
 import pytest
 import redis
 
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.redis_client import RedisAddress
-from crawler.resilience.permit import Ask, Report
+from crawler.resilience.permit import PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from tests.support.stack import Folder
 
@@ -24,14 +24,17 @@ def permit(folder: Folder, redis_url: str) -> RedisRateLimiter:
 
 def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimiter) -> None:
     """Those in trouble come first, with the reason and the time; the same as facts with --json."""
-    rule = Rule(interval_s=0.05, at_a_time=8)
+    rule = DomainLimits(interval_s=0.05, at_a_time=8)
     empty = folder.crawler("domains")
     permit.ask(
-        [Ask(domain="a.example", rule=rule), Ask(domain="b.example", rule=Rule(interval_s=30))]
+        [
+            PermitRequest(domain="a.example", rule=rule),
+            PermitRequest(domain="b.example", rule=DomainLimits(interval_s=30)),
+        ]
     )
     permit.report(
         [
-            Report(
+            RequestReport(
                 domain="b.example",
                 rule=rule,
                 slots=0,
@@ -41,7 +44,9 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
             )
         ]
     )
-    permit.report([Report(domain="z.example", rule=Rule(), slots=0, block="captcha")] * 2)
+    permit.report(
+        [RequestReport(domain="z.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+    )
     shown = folder.crawler("domains")
     facts = json.loads(folder.crawler("domains", "list", "--json").stdout)
     short = json.loads(folder.crawler("domains", "--json").stdout)
@@ -65,7 +70,9 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
 
 def test_a_reset_lets_a_domain_be_asked_again(folder: Folder, permit: RedisRateLimiter) -> None:
     """The circuit is closed at once; a name that is not known gets the nearest one that is."""
-    permit.report([Report(domain="county.example", rule=Rule(), slots=0, block="captcha")] * 2)
+    permit.report(
+        [RequestReport(domain="county.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+    )
     wrong = folder.crawler("domains", "reset", "county.exmaple")
     before = permit.can_request("county.example")
     done = folder.crawler("domains", "reset", "county.example")

@@ -14,7 +14,7 @@ import pytest
 
 from crawler.config import Settings
 from crawler.orchestrator import Orchestrator
-from crawler.process import Mark
+from crawler.process import ProcessMark
 from crawler.stack import Stack, read_stack, write_stack
 from tests.support.pages import Pages
 from tests.support.site import Site
@@ -219,7 +219,7 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (tmp_path / "run").mkdir()
-        mark = Mark(stranger.pid, "another begin")
+        mark = ProcessMark(stranger.pid, "another begin")
         write_stack(
             tmp_path,
             Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"),

@@ -18,7 +18,7 @@ from crawler.cli.output import CrawlProgress
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books, Job, JobStatus
+from crawler.models import Job, JobStatus, TaskCounts
 from crawler.stack import read_stack
 from crawler.waits import StallMonitor, WaitFinder
 from tests.support.clock import Clock
@@ -171,7 +171,7 @@ def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None
     lpm = LocalPersistenceManager(tmp_path)
     look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
     standstill = StallMonitor(look, None)
-    books = Books(accepted=10, pending=10)
+    books = TaskCounts(accepted=10, pending=10)
     assert standstill.reason(books) == ""
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     owner.trouble("no file can be opened")
@@ -206,7 +206,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
     ]
     with CrawlProgress(None) as progress:
         for reason in reasons:
-            progress.show(Books(accepted=2, pending=2), reason)
+            progress.show(TaskCounts(accepted=2, pending=2), reason)
     said = [
         line
         for line in capfd.readouterr().err.splitlines()
@@ -376,7 +376,9 @@ class Looks:
 
     def look(self, done: int, reason: str = "") -> None:
         """Show so many of 50,000 done."""
-        self.progress.show(Books(accepted=50_000, pending=50_000 - done, completed=done), reason)
+        self.progress.show(
+            TaskCounts(accepted=50_000, pending=50_000 - done, completed=done), reason
+        )
         self._clock.now += 1
 
 

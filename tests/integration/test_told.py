@@ -15,8 +15,8 @@ from crawler.cli.commands.status import gather
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job, Wait
-from crawler.process import Mark
+from crawler.models import Job, TaskCounts, Wait
+from crawler.process import ProcessMark
 from crawler.stack import Stack, write_stack
 from crawler.waits import StallMonitor, WaitFinder, disk_problem
 from tests.support.patient import crawl, look, of
@@ -43,7 +43,7 @@ def stopped(*argv: str, ready: bool = False) -> Iterator[int]:
             process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         try:
-            wait_for(Mark.of(process.pid).is_stopped, 10, "the stop")
+            wait_for(ProcessMark.of(process.pid).is_stopped, 10, "the stop")
             yield process.pid
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_a_stopped_supervisor_is_not_promised_to_start_anything(
         stopped("sleep", "600") as pid,
         contextlib.closing(LocalPersistenceManager(tmp_path)) as lpm,
     ):
-        mark = Mark.of(pid)
+        mark = ProcessMark.of(pid)
         redis = mark if own_redis else None
         write_stack(tmp_path, Stack(supervisor=mark, redis=redis, redis_url=NOBODY))
         settings = Settings(data_dir=tmp_path, min_free=0)
@@ -120,7 +120,7 @@ class Looked(WaitFinder):
         self.found = list(found)
         self.asked = 0
 
-    def find(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
+    def find(self, job: Job | None, books: TaskCounts, still_s: float | None = None) -> list[Wait]:
         self.asked += 1
         return self.found
 
@@ -142,13 +142,13 @@ def test_what_is_still_so_is_not_called_over_because_pages_come(tmp_path: Path) 
     def moving() -> str:
         nonlocal done
         done += 1
-        return standstill.reason(Books(accepted=10**6, pending=10**6 - done, completed=done))
+        return standstill.reason(TaskCounts(accepted=10**6, pending=10**6 - done, completed=done))
 
     assert wait_for(moving, 20, "the reason while pages come") == "Redis does not answer"
     before = waiting.asked
     wait_for(lambda: moving() and waiting.asked > before, 20, "another look")
     assert moving() == "Redis does not answer"
-    ended = Books(accepted=10**6, completed=10**6)
+    ended = TaskCounts(accepted=10**6, completed=10**6)
     assert standstill.reason(ended) == ""
     waiting.found = []
     wait_for(lambda: not moving(), 20, "its end")

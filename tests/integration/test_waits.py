@@ -21,9 +21,9 @@ from crawler.cli.commands.status import gather, wait_lines
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Rule
+from crawler.models import DomainLimits
 from crawler.redis_client import RedisAddress
-from crawler.resilience.permit import Ask, Report
+from crawler.resilience.permit import PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.stack import read_stack
 from crawler.waits import WaitFinder
@@ -308,7 +308,9 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
     redis.Redis.from_url(redis_url).flushall()
     limiter = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2)
-    limiter.report([Report(domain="a.example", rule=Rule(), slots=0, block="captcha")] * 2)
+    limiter.report(
+        [RequestReport(domain="a.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+    )
     look = WaitFinder(settings, free)
 
     found = {each.name: look.find(each, free.counts.progress(each)) for each in (shut, job)}
@@ -358,14 +360,14 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
     limiter, rule = (
         RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2),
-        Rule(interval_s=30.0),
+        DomainLimits(interval_s=30.0),
     )
     redis.Redis.from_url(redis_url).flushall()
     limiter.nothing_booked()
     if report:
-        rule = Rule(interval_s=0.1)
-        limiter.report([Report(domain="a.example", rule=rule, slots=0, **report)])
-    limiter.ask([Ask(domain="a.example", rule=rule)])
+        rule = DomainLimits(interval_s=0.1)
+        limiter.report([RequestReport(domain="a.example", rule=rule, slots=0, **report)])
+    limiter.ask([PermitRequest(domain="a.example", rule=rule)])
 
     [wait] = WaitFinder(settings, lpm).find(job, lpm.counts.progress(job))
     limiter.close()

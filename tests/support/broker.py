@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from crawler.celery_app import Queued
 from crawler.db.tasks import Chunk
-from crawler.models import Books, Job
+from crawler.models import Job, TaskCounts
 
 
 class MemoryBroker:
@@ -25,5 +25,5 @@ class MemoryBroker:
         """Take these out of their queues."""
         self._queued = [each for each in self._queued if each not in messages]
 
-    def mirror(self, job: Job, books: Books) -> None:
+    def mirror(self, job: Job, books: TaskCounts) -> None:
         """Nobody looks."""

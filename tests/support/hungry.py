@@ -10,25 +10,25 @@ import secrets
 import sys
 import time
 
-from crawler.models import Rule
-from crawler.resilience.permit import LATE_S, Ask, Report
+from crawler.models import DomainLimits
+from crawler.resilience.permit import LATE_S, PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 
 def main(url: str, per_second: float, path: str) -> None:
     """Ask, wait for the start, note it as sent, report; for ever."""
-    rule = Rule(interval_s=1 / per_second)
+    rule = DomainLimits(interval_s=1 / per_second)
     permit = RedisRateLimiter(url, 2, secrets.token_hex(4), 5)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
-        answer = permit.ask([Ask(domain="x.example", rule=rule, wish=4)])[0]
+        answer = permit.ask([PermitRequest(domain="x.example", rule=rule, wish=4)])[0]
         asked = time.monotonic()
         for start in answer.starts_s:
             time.sleep(max(0.0, asked + start - time.monotonic()))
             now = time.monotonic()
             if now <= asked + start + LATE_S:  # a worker that comes late asks again
                 os.write(file, f"{now:.6f}\n".encode())
-            permit.report([Report(domain="x.example", rule=rule, good=True)])
+            permit.report([RequestReport(domain="x.example", rule=rule, good=True)])
         time.sleep(max(0.0, asked + answer.wait_s - time.monotonic()))
 
 

@@ -19,7 +19,7 @@ import redis
 from crawler.config import Settings, load
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books
+from crawler.models import TaskCounts
 from crawler.redis_client import connect
 from crawler.stack import read_stack
 from tests.support.warm import Warm
@@ -144,7 +144,7 @@ class Folder:
         facts: dict[str, Any] = json.loads(done.stdout)
         return facts
 
-    def books(self) -> Books:
+    def books(self) -> TaskCounts:
         """The ledger's books."""
         lpm = self.lpm()
         try:
@@ -156,14 +156,14 @@ class Folder:
         """Wait until so many tasks are completed."""
         wait_for(lambda: self.books().completed >= count, limit_s, f"{count} completed tasks")
 
-    def wait_until_done(self, count: int, limit_s: float) -> Books:
+    def wait_until_done(self, count: int, limit_s: float) -> TaskCounts:
         """Wait until so many tasks are in a final state and none is open."""
 
-        def done() -> Books | None:
+        def done() -> TaskCounts | None:
             books = self.books()
             return books if books.accepted >= count and not books.open else None
 
-        books: Books = wait_for(done, limit_s, f"{count} tasks in a final state")
+        books: TaskCounts = wait_for(done, limit_s, f"{count} tasks in a final state")
         return books
 
     def results(self) -> list[dict[str, Any]]:

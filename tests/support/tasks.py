@@ -10,7 +10,7 @@ from crawler import urls
 from crawler.db.gateway import Assignment
 from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, NewTask, Outcome, Page, Sent, Task, TaskStatus
+from crawler.models import Job, NewTask, Outcome, Page, SentRequest, Task, TaskStatus
 
 
 def new(url: str, **fields: Any) -> NewTask:
@@ -56,7 +56,7 @@ def done(task: Task, record: dict[str, Any] | bytes | None = None, **fields: Any
         "page": page(task.url),
         "record": record if isinstance(record, bytes) else msgspec.json.encode(record),
         "verdict": "ok",
-        "sent": (Sent(task.domain, time.time(), 0.01),),
+        "sent": (SentRequest(task.domain, time.time(), 0.01),),
     }
     return Outcome(task=task, worker="test", **(values | fields))
 

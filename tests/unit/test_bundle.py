@@ -15,7 +15,7 @@ import pytest
 
 from crawler.errors import InputError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Raw
+from crawler.models import RawLocation
 from crawler.results import bundle
 from crawler.results.archive import ZSTD_OPTIONS
 from crawler.results.bundle import unbundle
@@ -219,7 +219,7 @@ def test_a_damaged_page_does_not_hold_up_its_record(
     there.close()
 
 
-def place_of(lpm: LocalPersistenceManager, task: int) -> Raw:
+def place_of(lpm: LocalPersistenceManager, task: int) -> RawLocation:
     place = lpm.results.place_of(task)
     assert place is not None
     return place

@@ -12,7 +12,7 @@ from crawler import sites
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions
 from crawler.resilience.memory import MemoryPermit
-from crawler.resilience.permit import Answer, Ask
+from crawler.resilience.permit import PermitAnswer, PermitRequest
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace
 from tests.support.tasks import done, new
@@ -147,9 +147,9 @@ def test_one_task_is_claimed_or_told_when_to_ask_again(
 class Noted(MemoryPermit):
     """A permit that notes what it is asked."""
 
-    asks: list[Ask]
+    asks: list[PermitRequest]
 
-    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    def ask(self, asks: Sequence[PermitRequest]) -> list[PermitAnswer]:
         """Note the questions, and answer them."""
         self.asks = [*asks]
         return super().ask(asks)
@@ -190,8 +190,8 @@ def test_a_jobs_limit_has_a_name_and_a_raised_one_counts_at_once(
     limited_job(lpm, "10/s")
     raised = asyncio.run(claims.rule_now(job.id, "a.example"))
     assert raised.interval_s < rule.interval_s
-    asyncio.run(claims.reserve(job.id, Ask(domain="b.example", rule=raised)))
+    asyncio.run(claims.reserve(job.id, PermitRequest(domain="b.example", rule=raised)))
     assert [ask.job for ask in permit.asks] == [limit]
-    asyncio.run(claims.reserve(None, Ask(domain="c.example", rule=raised)))
+    asyncio.run(claims.reserve(None, PermitRequest(domain="c.example", rule=raised)))
     assert [ask.job for ask in permit.asks] == [""]
     claims.close()

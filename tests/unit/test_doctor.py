@@ -20,7 +20,7 @@ from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
-from crawler.process import Mark
+from crawler.process import ProcessMark
 from crawler.results import check_pending_files
 from crawler.results.archive import prune
 from crawler.stack import Stack, write_stack
@@ -769,7 +769,7 @@ def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
     crawl(tmp_path, 1, 1)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        mark = Mark(stranger.pid, "another begin")
+        mark = ProcessMark(stranger.pid, "another begin")
         write_stack(
             tmp_path,
             Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"),
@@ -793,8 +793,8 @@ def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
     crawl(tmp_path, 1, 1)
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        stack = Stack(supervisor=Mark(1, "another begin"), redis_url="redis://127.0.0.1:1/0")
-        write_stack(tmp_path, replace(stack, **{name: Mark.of(left.pid)}))
+        stack = Stack(supervisor=ProcessMark(1, "another begin"), redis_url="redis://127.0.0.1:1/0")
+        write_stack(tmp_path, replace(stack, **{name: ProcessMark.of(left.pid)}))
         [finding] = [
             finding
             for finding in look(tmp_path, repair=True)
@@ -812,7 +812,7 @@ def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
 def test_the_agent_is_among_the_processes_of_a_stack(tmp_path: Path) -> None:
     """What speaks to a Gateway is named with the others; gone, it is said to be started again."""
     crawl(tmp_path, 1, 1)
-    here, gone = Mark.of(os.getpid()), Mark(1, "another begin")
+    here, gone = ProcessMark.of(os.getpid()), ProcessMark(1, "another begin")
 
     write_stack(tmp_path, Stack(supervisor=here, agent=here, redis_url="redis://127.0.0.1:1/0"))
     assert f"agent {os.getpid()}" in of(look(tmp_path), "stack", "ok")[0]

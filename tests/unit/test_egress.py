@@ -238,7 +238,7 @@ def _is_name(host: str) -> bool:
     """Whether a notation is, after all, a name that only DNS can tell about."""
     with suppress(UrlError):
         bare = parse(f"http://{host}/").url.split("/")[2]
-        return egress.literal(bare) is None and not egress.names_loopback(bare)
+        return egress.ip_literal(bare) is None and not egress.names_loopback(bare)
     return False
 
 

@@ -18,13 +18,13 @@ from crawler.history import timeline
 from crawler.inbox import Inbox, safe_name
 from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books
+from crawler.models import TaskCounts
 from tests.support.patient import change, look, of, wrong
 from tests.support.stack import wait_for
 from tests.support.tasks import done
 
 
-def books(data: Path) -> Books:
+def books(data: Path) -> TaskCounts:
     """The ledger's books."""
     lpm = LocalPersistenceManager(data)
     try:
@@ -359,7 +359,7 @@ def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> 
 
 def test_the_inbox_goes_from_a_stopped_process_to_the_next(tmp_path: Path) -> None:
     """A holder that stands still is replaced: files are taken, and the kernel's name is written."""
-    stopped = owners.Office(tmp_path / "run" / "inbox.lock", 10.0)
+    stopped = owners.LeaderLock(tmp_path / "run" / "inbox.lock", 10.0)
     assert stopped.take()
     inbox = Inbox(Settings(data_dir=tmp_path, stall_s=0.5))
     thread = threading.Thread(target=inbox.run)

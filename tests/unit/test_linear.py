@@ -322,7 +322,9 @@ def set_cookies(text: str) -> None:
 
 
 def obeyed(text: str) -> None:
-    rules = robots.Rules(robots.Answer(origin="https://a.example", at=0.0, status=200, text=text))
+    rules = robots.Rules(
+        robots.RobotsAnswer(origin="https://a.example", at=0.0, status=200, text=text)
+    )
     rules.allow(URL, "crawler")
     rules.allow("https://county.example/" + "a" * 4_000, "crawler")
     rules.crawl_delay_s("crawler")

@@ -29,7 +29,7 @@ from crawler.db.owners import Owner
 from crawler.db.tasks import Place
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Imported, Outcome, Sent, Task, TaskStatus
+from crawler.models import Imported, Outcome, SentRequest, Task, TaskStatus
 from crawler.results import check_pending_files
 from crawler.results.archive import archive, prune
 from tests.support.patient import put_in_place
@@ -186,7 +186,7 @@ def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceMana
 
 def refused(task: Task) -> Outcome:
     """An attempt that met a wall, to be made again at once."""
-    sent = (Sent(task.domain, time.time(), 0.1),)
+    sent = (SentRequest(task.domain, time.time(), 0.1),)
     return Outcome(
         task=task,
         status=TaskStatus.PENDING,
@@ -275,7 +275,7 @@ def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
         worker="w",
         error_type="timeout",
         not_before=time.time() + 3600,
-        sent=(Sent("a.example", time.time(), 60.0),),
+        sent=(SentRequest("a.example", time.time(), 60.0),),
     )
     lpm.save_result(later)
 
@@ -292,7 +292,7 @@ def test_a_broken_off_fetch_is_an_attempt_but_no_failure(lpm: LocalPersistenceMa
     """A stop costs a page nothing of its budget."""
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
-    sent = (Sent("a.example", time.time(), 0.1),)
+    sent = (SentRequest("a.example", time.time(), 0.1),)
     lpm.save_result(
         Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, sent=sent)
     )

@@ -12,7 +12,7 @@ import pytest
 from crawler.db import raw_pages
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Raw
+from crawler.models import RawLocation
 from crawler.results import export
 from tests.support.patient import crawl, ledger, look, wrong
 from tests.support.tasks import done, new, open_job, page
@@ -65,7 +65,7 @@ def restored(tmp_path: Path) -> tuple[Path, list[tuple[object, ...]]]:
 def all_read(data: Path, results: list[tuple[object, ...]]) -> bool:
     """Whether the page of each result is where it was."""
     for _, url, name, offset, length in results:
-        place = Raw(segment=str(name), offset=int(str(offset)), length=int(str(length)))
+        place = RawLocation(segment=str(name), offset=int(str(offset)), length=int(str(length)))
         raw_pages.read(data / "raw", place, str(url))
     return True
 
@@ -142,7 +142,7 @@ def test_the_page_of_another_url_is_not_handed_over(tmp_path: Path) -> None:
         (
             int(str(id_)),
             str(url),
-            Raw(segment=str(name), offset=int(str(offset)), length=int(str(length))),
+            RawLocation(segment=str(name), offset=int(str(offset)), length=int(str(length))),
         )
         for id_, url, name, offset, length in ledger(tmp_path, PLACES.replace("task_id", "id"))
     ]

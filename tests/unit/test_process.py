@@ -21,7 +21,7 @@ from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
 from crawler.errors import ServiceError, StackIsUp
 from crawler.orchestrator import Orchestrator, end_orphans
-from crawler.process import Child, Mark, disk_full, end_process, in_short
+from crawler.process import Child, ProcessMark, disk_full, end_process, in_short
 from crawler.stack import Stack, read_stack, write_stack
 from tests.support.patient import look, of
 from tests.support.stack import wait_for
@@ -52,15 +52,15 @@ def test_a_process_is_known_by_boot_and_ticks(tmp_path: Path) -> None:
     """No time of day is part of it, so that it is the same one after a clock step; its name may be
     anything."""
     with sleeper(tmp_path / "a) R 1 (b") as process:
-        mark = Mark.of(process.pid)
+        mark = ProcessMark.of(process.pid)
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert mark.began == f"{boot} {fields[22 - 3]}"
         assert mark.find() is not None
 
         # Another begin, or another boot, is another process
-        assert Mark(mark.pid, f"{boot} {int(fields[19]) + 1}").find() is None
-        assert Mark(mark.pid, f"another {fields[19]}").find() is None
+        assert ProcessMark(mark.pid, f"{boot} {int(fields[19]) + 1}").find() is None
+        assert ProcessMark(mark.pid, f"another {fields[19]}").find() is None
     assert mark.find() is None
 
 
@@ -69,7 +69,7 @@ def test_a_stopped_process_is_seen_to_be_stopped(tmp_path: Path) -> None:
     helps."""
     (tmp_path / "run").mkdir()
     with sleeper(tmp_path / "sleep") as process:
-        mark = Mark.of(process.pid)
+        mark = ProcessMark.of(process.pid)
         assert not mark.is_stopped()
         process.send_signal(signal.SIGSTOP)
         wait_for(
@@ -121,7 +121,8 @@ def test_orphans_end_and_a_living_stacks_processes_do_not(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     with sleeper(tmp_path / "sleep") as process:
         write_stack(
-            tmp_path, Stack(supervisor=Mark(1, "another begin"), redis=Mark.of(process.pid))
+            tmp_path,
+            Stack(supervisor=ProcessMark(1, "another begin"), redis=ProcessMark.of(process.pid)),
         )
         with held(tmp_path):
             assert end_orphans(tmp_path) == 0

@@ -13,9 +13,9 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Request, RequestHook
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, Page, Rule, Task, TaskStatus
+from crawler.models import DomainLimits, Outcome, Page, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
-from crawler.resilience.permit import Ask, PermitClient, Report, Reservation
+from crawler.resilience.permit import PermitClient, PermitRequest, RequestReport, Reservation
 from crawler.scraping import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site
@@ -23,7 +23,7 @@ from tests.support.tasks import new, open_job
 from tests.support.tasks import page as answer
 
 SITE = Site(name="default", version="1")
-TEN_A_SECOND = Rule(interval_s=0.1, at_a_time=9)
+TEN_A_SECOND = DomainLimits(interval_s=0.1, at_a_time=9)
 
 
 class Clock:
@@ -52,8 +52,8 @@ def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> Non
     """Until then it is closed, and the soonest of all closed ones is known."""
     client, _ = permit_client(clock)
     asks = [
-        Ask(domain="a.example", rule=Rule(interval_s=1), wish=5),
-        Ask(domain="b.example", rule=Rule(interval_s=5), wish=2),
+        PermitRequest(domain="a.example", rule=DomainLimits(interval_s=1), wish=5),
+        PermitRequest(domain="b.example", rule=DomainLimits(interval_s=5), wish=2),
     ]
 
     first, second = client.reserve(asks)
@@ -71,12 +71,12 @@ def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> Non
 def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
     """Where requests at a time are what limits, the end of one is the time to ask again."""
     client, permit = permit_client(clock)
-    rule = Rule(at_a_time=2)
-    [booked] = client.reserve([Ask(domain="a.example", rule=rule, wish=5)])
+    rule = DomainLimits(at_a_time=2)
+    [booked] = client.reserve([PermitRequest(domain="a.example", rule=rule, wish=5)])
     assert len(booked) == 2
     assert client.closed_s("a.example") > 0
 
-    client.report(Report(domain="a.example", rule=rule, good=True))
+    client.report(RequestReport(domain="a.example", rule=rule, good=True))
     client.flush()
 
     assert client.closed_s("a.example") == 0
@@ -86,7 +86,7 @@ def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
 class Heard(MemoryPermit):
     """A permit that remembers what was reported to it."""
 
-    def report(self, reports: Sequence[Report]) -> None:
+    def report(self, reports: Sequence[RequestReport]) -> None:
         """Note them, too."""
         self.heard = list(reports)
         super().report(reports)
@@ -96,14 +96,17 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
     """All places are given back; a block, a slow answer and another domain keep words of their own,
     in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
-    client, rule = PermitClient(permit, clock=clock), Rule(at_a_time=20)
+    client, rule = PermitClient(permit, clock=clock), DomainLimits(at_a_time=20)
     client.reserve(
-        [Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)]
+        [
+            PermitRequest(domain="a.example", rule=rule, wish=8),
+            PermitRequest(domain="b.example", rule=rule, wish=1),
+        ]
     )
-    good = Report(domain="a.example", rule=rule, good=True, latency_s=0.2)
+    good = RequestReport(domain="a.example", rule=rule, good=True, latency_s=0.2)
 
     client.report(good)
-    client.report(Report(domain="b.example", rule=rule, good=True))
+    client.report(RequestReport(domain="b.example", rule=rule, good=True))
     client.report(replace(good, latency_s=0.4))
     client.report(replace(good, block="captcha", good=False))
     client.report(good)
@@ -134,8 +137,8 @@ def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
     client = PermitClient(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
 
-    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    client.report(Report(domain="a.example", rule=TEN_A_SECOND))
+    [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=TEN_A_SECOND)])
+    client.report(RequestReport(domain="a.example", rule=TEN_A_SECOND))
     client.flush()
 
     assert reservation.domain == "a.example"
@@ -145,7 +148,7 @@ def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
 def gate(client: PermitClient, reservation: Reservation | None, begun: list[str]) -> RequestGate:
     """A page of a.example, whose hops are booked as they come."""
 
-    async def more(ask: Ask) -> Reservation:
+    async def more(ask: PermitRequest) -> Reservation:
         [booked] = client.reserve([ask])
         if not booked:
             raise client.refusal(ask.domain)
@@ -183,7 +186,7 @@ def test_every_request_is_booked_and_noted() -> None:
     """The first uses what was booked for the page; a redirect takes its own, at another domain a
     place, too."""
     client, permit = permit_client(time.monotonic)
-    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=TEN_A_SECOND)])
     begun: list[str] = []
     page = gate(client, reservation, begun)
 
@@ -207,7 +210,7 @@ def test_every_request_is_booked_and_noted() -> None:
 def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
     """Refused by robots.txt from memory, it costs the rate nothing; but only what was booked last
     can be given back."""
-    ask = Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=10)
+    ask = PermitRequest(domain="a.example", rule=TEN_A_SECOND, ahead_s=10)
     for latest in (True, False):
         client, permit = permit_client(Clock())
         client.reserve([ask])
@@ -226,7 +229,7 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
     """What was booked for a moment that has passed does not go out together with those behind
     it."""
     client, _ = permit_client(time.monotonic)
-    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=TEN_A_SECOND)])
     page = gate(client, reservation, [])
 
     async def go() -> None:
@@ -236,19 +239,21 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
 
     asyncio.run(go())
     assert page.sent[0].began > 0
-    [[following]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
+    [[following]] = client.reserve(
+        [PermitRequest(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)]
+    )
     assert following.at - reservation.at > 0.2
 
 
 def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     """At a rate that gives more in the time of grace than may be under way at all, nothing is
     booked anew."""
-    fast = Rule(interval_s=0.0001, at_a_time=10)
+    fast = DomainLimits(interval_s=0.0001, at_a_time=10)
     client, _ = permit_client(time.monotonic)
-    [[reservation]] = client.reserve([Ask(domain="a.example", rule=fast)])
+    [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=fast)])
     late = replace(reservation, at=reservation.at - 1)
 
-    async def more(ask: Ask) -> Reservation:
+    async def more(ask: PermitRequest) -> Reservation:
         raise AssertionError("it was booked anew")
 
     page = RequestGate(
@@ -273,7 +278,9 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
 def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
     """The domain's own word is passed on."""
     client, permit = permit_client(time.monotonic)
-    permit.report([Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)])
+    permit.report(
+        [RequestReport(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)]
+    )
     page = gate(client, None, [])
 
     async def go() -> None:
@@ -291,9 +298,9 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
     """However often it must be booked anew, and also where that is refused in the end, no place is
     left behind."""
     client, permit = permit_client(time.monotonic)
-    asks: list[Ask] = []
+    asks: list[PermitRequest] = []
 
-    async def more(ask: Ask) -> Reservation:
+    async def more(ask: PermitRequest) -> Reservation:
         asks.append(ask)
         if refused and len(asks) == 2:
             raise NotNow(ask.domain, "open", 30.0)
@@ -331,8 +338,10 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
 def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     """A Crawl-delay is its host's, and a domain that answered with a redirect has answered."""
     client, permit = permit_client(time.monotonic)
-    permit.report([Report(domain="a.example", rule=TEN_A_SECOND, slots=0, block="http_503")] * 2)
-    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    permit.report(
+        [RequestReport(domain="a.example", rule=TEN_A_SECOND, slots=0, block="http_503")] * 2
+    )
+    [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=TEN_A_SECOND)])
     page = gate(client, reservation, [])
 
     async def go() -> None:
@@ -357,7 +366,7 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     down."""
     waited = [0.0]
     client, _ = permit_client(clock)
-    rule = Rule()
+    rule = DomainLimits()
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
     page = RequestGate(*about, _no_booking, client, lambda: None, lambda: waited[0])
 
@@ -369,17 +378,17 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     assert page.sent[0].seconds < 0
 
 
-async def _no_booking(ask: Ask) -> Reservation:
+async def _no_booking(ask: PermitRequest) -> Reservation:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
 
 
-ONE_A_MINUTE = Rule(interval_s=60.0, at_a_time=1)
+ONE_A_MINUTE = DomainLimits(interval_s=60.0, at_a_time=1)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("raised", [TEN_A_SECOND, Rule()])
+@pytest.mark.parametrize("raised", [TEN_A_SECOND, DomainLimits()])
 def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
-    raised: Rule, elsewhere: bool
+    raised: DomainLimits, elsewhere: bool
 ) -> None:
     """What was booked for a minute later is dropped, the page goes on under the new limit, and no
     place is left behind."""
@@ -387,17 +396,17 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
     domain = "b.example" if elsewhere else "a.example"
     for _ in range(2):
         client.reserve(
-            [Ask(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")]
+            [PermitRequest(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")]
         )
     until: list[float | None] = []
 
-    async def more(ask: Ask) -> Reservation:
+    async def more(ask: PermitRequest) -> Reservation:
         [booked] = client.reserve([replace(ask, job="mine")])
         if not booked:
             raise client.refusal(ask.domain)
         return booked[0]
 
-    async def now(domain: str) -> Rule:
+    async def now(domain: str) -> DomainLimits:
         return raised
 
     page = RequestGate(
@@ -431,15 +440,15 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
 def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays() -> None:
     """Looking at the limit costs no booking, and others see that it waits."""
     client, _ = permit_client(time.monotonic)
-    rule = Rule(interval_s=3.0)
-    client.reserve([Ask(domain="a.example", rule=rule)])
+    rule = DomainLimits(interval_s=3.0)
+    client.reserve([PermitRequest(domain="a.example", rule=rule)])
     until: list[float | None] = []
 
-    async def more(ask: Ask) -> Reservation:
+    async def more(ask: PermitRequest) -> Reservation:
         [[booked]] = client.reserve([ask])
         return booked
 
-    async def now(domain: str) -> Rule:
+    async def now(domain: str) -> DomainLimits:
         return rule
 
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, client)
@@ -471,7 +480,7 @@ def test_only_the_domain_that_asks_for_a_pause_is_paused(tmp_path: Path) -> None
     for closed in (True, False):
         client, permit = permit_client(time.monotonic)
         if closed:
-            pause = Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)
+            pause = RequestReport(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)
             permit.report([pause])
         page = gate(client, None, [])
         lpm = LocalPersistenceManager(tmp_path / str(closed))

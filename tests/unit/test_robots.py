@@ -23,8 +23,8 @@ from crawler.fetch.robots import (
     MAX_BYTES,
     MAX_TEXTS,
     UNREACHABLE_S,
-    Answer,
     Robots,
+    RobotsAnswer,
     Rules,
     product,
     sweep,
@@ -338,7 +338,7 @@ def test_names_of_others_cost_next_to_nothing(name: str) -> None:
         )
         best = math.inf
         for _ in range(3):
-            rules = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=text))
+            rules = Rules(RobotsAnswer(origin=ORIGIN, at=0.0, status=200, text=text))
             began = time.thread_time()
             assert rules.allow(f"{ORIGIN}/7", "crawler")
             assert not rules.allow(f"{ORIGIN}/private", "crawler")
@@ -355,7 +355,7 @@ def test_names_of_others_cost_next_to_nothing(name: str) -> None:
 def test_groups_that_mean_us_are_kept_however_they_are_written(line: str) -> None:
     """Among the names of others, in the ways that the parser knows, ours is heard."""
     rules = Rules(
-        Answer(
+        RobotsAnswer(
             origin=ORIGIN,
             at=0.0,
             status=200,
@@ -364,7 +364,7 @@ def test_groups_that_mean_us_are_kept_however_they_are_written(line: str) -> Non
     )
     assert not rules.allow(f"{ORIGIN}/", "crawler")
     after = Rules(
-        Answer(
+        RobotsAnswer(
             origin=ORIGIN, at=0.0, status=200, text=f"{line}\nAllow: /\nUser-agent: b\nDisallow: /"
         )
     )
@@ -451,7 +451,7 @@ def test_the_clock_of_the_machine_may_be_set(tmp_path: Path) -> None:
     server = Server("User-agent: *\nDisallow: /a")
     assert check(Robots(tmp_path), server, "/a") == "robots"
     [path] = [path for path in tmp_path.iterdir() if not path.suffix]
-    kept = msgspec.json.decode(path.read_bytes(), type=Answer)
+    kept = msgspec.json.decode(path.read_bytes(), type=RobotsAnswer)
     assert 0 <= times.uptime() - kept.at < FRESH_S
     assert kept.is_fresh(times.uptime())
 

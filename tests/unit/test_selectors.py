@@ -445,7 +445,9 @@ def test_a_selector_finds_what_css_says(selector: str) -> None:
 
         found = [
             node.mem_id
-            for node in css.Search(tree, css.Budget(PLENTY, Budget())).find(css.compile(selector))
+            for node in css.Search(tree, css.SearchBudget(PLENTY, Budget())).find(
+                css.compile(selector)
+            )
         ]
 
         assert found == meant, seed
@@ -491,7 +493,7 @@ def test_any_text_is_a_selector_or_refused(text: str) -> None:
         selector = css.compile(text)
     except ValueError:
         return
-    assert isinstance(css.Search(tree, css.Budget(PLENTY, Budget())).find(selector), list)
+    assert isinstance(css.Search(tree, css.SearchBudget(PLENTY, Budget())).find(selector), list)
 
 
 def test_strings_and_comments_in_selectors_are_whole() -> None:
@@ -532,7 +534,7 @@ def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
     """What would take Lexbor hours takes a number of looks that the page's size bounds; else the
     search gives up."""
     tree = LexborHTMLParser(page)
-    budget = css.Budget(MAX_LOOKS, Budget())
+    budget = css.SearchBudget(MAX_LOOKS, Budget())
     try:
         css.Search(tree, budget).find(css.compile(selector))
     except css.TooMuch:

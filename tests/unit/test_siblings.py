@@ -11,7 +11,7 @@ import pytest
 from crawler import urls
 from crawler.db import siblings
 from crawler.db.gateway import Assignment
-from crawler.db.owners import Note
+from crawler.db.owners import OwnerState
 from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Outcome, Task, TaskStatus
@@ -19,7 +19,7 @@ from crawler.results.bundle import bundle, unbundle
 from tests.support.clock import Clock
 from tests.support.tasks import done, new, open_job, page
 
-DEAD = Note("dead", {}, "", 0, frozenset(), "")
+DEAD = OwnerState("dead", {}, "", 0, frozenset(), "")
 URL = "http://county.example/map?sheet=7"
 
 

@@ -18,7 +18,7 @@ from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import RuleSet
-from crawler.models import Raw
+from crawler.models import RawLocation
 from crawler.scraping import rebuild_page
 from tests.support.serving import serving
 from tests.support.tasks import page
@@ -189,7 +189,7 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
         body,
     )
     assert reconciliation.decoded_page(
-        tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))
+        tmp_path, RawLocation(segment="a.warc.gz", offset=0, length=len(member))
     ) == (
         stored,
         body,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, Sent, Task
+from crawler.models import Outcome, SentRequest, Task
 from crawler.worker.writer import LARGE_GROUP_BYTES, MAX_GROUP_BYTES, Writer
 from tests.support.stack import wait_for
 from tests.support.tasks import done, new, page
@@ -96,7 +96,7 @@ def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -
     storing = Storing(tmp_path)
     small, large = storing.tasks(2)
     too_large = page(large.url, b"large")
-    sent = (Sent("a.example", 1000.0, 0.1),)
+    sent = (SentRequest("a.example", 1000.0, 0.1),)
 
     storing.put(done(small), done(large, page=too_large, sent=sent))
 

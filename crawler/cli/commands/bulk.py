@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from crawler import config, sites, times
-from crawler.bulk import INPUT, Summary, import_file, rows, spooled
+from crawler.bulk import INPUT, Summary, import_file, rows, spool_stdin
 from crawler.cli.options import (
     Deadline,
     Duration,
@@ -43,7 +43,7 @@ from crawler.errors import InputError, ServiceError, StoreError, UsageError, pla
 from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Books, Job, JobOptions, Receipt
+from crawler.models import QUEUES, Job, JobOptions, Receipt, TaskCounts
 from crawler.waits import StallMonitor, WaitFinder, endless_wait
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _hand_over(
 def _print_summary(summary: Summary) -> None:
     say(f"job {printable(summary.job)}")
     if summary.other_sheets:
-        say(rows.not_read(summary.other_sheets))
+        say(rows.unread_sheets_note(summary.other_sheets))
     counts = f"{summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
     print(f"{summary.rows:,} rows: {counts}")
     if summary.rejects_file:
@@ -269,7 +269,7 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
     if str(file) != "-":
         yield file
         return
-    kept = spooled(sys.stdin.buffer, folder)
+    kept = spool_stdin(sys.stdin.buffer, folder)
     try:
         yield kept
     except InputError:
@@ -298,7 +298,7 @@ def _dry_run(
             if bad <= _MAX_SHOWN:
                 say(f"{place(item.line, item.item)}: rejected: {item.reason}")
     if sheets := rows.other_sheets(file):
-        say(rows.not_read(sheets))
+        say(rows.unread_sheets_note(sheets))
     if bad > _MAX_SHOWN:
         say(f"… and {bad - _MAX_SHOWN:,} more rejected rows")
     new, known = len(pages), good - len(pages)
@@ -360,7 +360,7 @@ def run(
     say(f"job {job.name}: {counts}")
     say_earlier_jobs(settings, job)
     if summary.other_sheets:
-        say(rows.not_read(summary.other_sheets))
+        say(rows.unread_sheets_note(summary.other_sheets))
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
     say_forecast(settings, job, starting=True)
@@ -389,7 +389,7 @@ class _StackGone(Exception):
     """The joined stack ended before the job."""
 
 
-def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
+def crawl(settings: Settings, workers: int | None, job: Job | None) -> TaskCounts:
     """Run a stack until the job, or every job, is done; show progress."""
     from crawler.orchestrator import end_orphans
 
@@ -468,7 +468,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             yield False
 
 
-def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
+def follow(settings: Settings, job: Job | None, joined: bool = False) -> TaskCounts:
     """Show progress until the job, or every job, is done."""
     from crawler.stack import read_stack
 
@@ -561,7 +561,7 @@ def _places(lpm: LocalPersistenceManager, job: Job | None) -> str:
     return f"results in {lpm.pending}/"
 
 
-def _print_open(books: Books) -> None:
+def _print_open(books: TaskCounts) -> None:
     if books.open:
         more = f"continue with: {program()} resume"
         print(f"{books.open:,} tasks were added meanwhile and are still open; {more}")

@@ -170,7 +170,7 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
             counts.append(f"{done.changed:,} changed")
         print(f"{done.rows:,} rows: {', '.join(counts)}, {done.rejected:,} rejected")
         if done.other_sheets:
-            say(rows.not_read(done.other_sheets))
+            say(rows.unread_sheets_note(done.other_sheets))
         if done.rejects_file:
             print(f"Rejected rows are in {printable(done.rejects_file)}")
         print(f"Imported {done.accepted} tasks into {printable(str(store))}")

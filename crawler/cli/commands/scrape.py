@@ -322,7 +322,7 @@ def _sandboxed(text: str) -> str:
 def _stored_body(settings: Settings, url: str) -> tuple[str, bytes]:
     """Return the content type and the decoded body of a stored page."""
     require_store(settings.data_dir)
-    from crawler.fetch.body import decoded
+    from crawler.fetch.body import decode_stored
     from crawler.fetch.wire import stored_values
 
     gone: str | None = None
@@ -330,7 +330,7 @@ def _stored_body(settings: Settings, url: str) -> tuple[str, bytes]:
         for task in lpm.tasks.for_url(urls.parse(url).key):
             if page := lpm.pages.read(task):
                 content_type = next(iter(stored_values(page[0], "content-type")), "")
-                return content_type, decoded(*page, limit=1 << 30)
+                return content_type, decode_stored(*page, limit=1 << 30)
             gone = gone or lpm.pages.why_gone(task)
     if gone:
         raise UsageError(f"{urls.without_credentials(url)}: the page {gone}")

@@ -26,7 +26,7 @@ from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Books, Job, JobStatus
+from crawler.models import QUEUES, Job, JobStatus, TaskCounts
 from crawler.waits import (
     SHOWN_SLOWDOWN,
     WaitFinder,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from crawler.history import Audit
-    from crawler.process import Mark
-    from crawler.resilience.permit import Domain
+    from crawler.process import ProcessMark
+    from crawler.resilience.permit import DomainStatus
     from crawler.stack import Stack
 
 MAX_JOBS = 20
@@ -99,7 +99,7 @@ def _is_starting(settings: Settings) -> bool:
 def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     """Return all facts that `status` shows; the counts are of one moment."""
     facts: dict[str, Any] = {
-        "books": Books(),
+        "books": TaskCounts(),
         "jobs": {},
         "queues": dict.fromkeys(QUEUES, 0),
         "job_facts": {},
@@ -218,7 +218,7 @@ def _pids(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _living_pid(mark: "Mark | None") -> int | None:
+def _living_pid(mark: "ProcessMark | None") -> int | None:
     if mark and mark.find():
         return mark.pid
     return None
@@ -653,7 +653,7 @@ def _print_domains(as_json: bool) -> None:
         print(f"A circuit closes by itself when a probe succeeds; sooner with: {command}")
 
 
-def domain_state(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
+def domain_state(known: "DomainStatus", now: float, tz: tzinfo | None) -> list[str]:
     """Describe a domain's circuit, pause and slowdown; `well` if it has none of them."""
     because = ""
     if known.last_block:
