@@ -20,7 +20,7 @@ from pathlib import Path
 
 import redis
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.orchestrator import redis_program
 from crawler.process import Child
 from crawler.resilience.permit import HEADROOM, LATE_S, PermitRequest, RequestReport
@@ -30,7 +30,7 @@ WARM_UP_S = 1.0
 """Before counting begins."""
 
 
-def book(url: str, rule: DomainLimits, until: float, wish: int) -> tuple[int, list[float]]:
+def book(url: str, rule: RateRule, until: float, wish: int) -> tuple[int, list[float]]:
     """Ask, wait for the start, report: as a worker does. Gives the calls and when each request
     went."""
     permit, calls, sent = RedisRateLimiter(url, 2, secrets.token_hex(4), 5), 0, list[float]()
@@ -55,7 +55,7 @@ def book(url: str, rule: DomainLimits, until: float, wish: int) -> tuple[int, li
     return calls, sent
 
 
-def sleep_and_try(url: str, rule: DomainLimits, until: float, _: int) -> tuple[int, list[float]]:
+def sleep_and_try(url: str, rule: RateRule, until: float, _: int) -> tuple[int, list[float]]:
     """Ask whether one may go now; if not, sleep for an interval and ask again."""
     permit, calls, sent = RedisRateLimiter(url, 2, secrets.token_hex(4), 5), 0, list[float]()
     while time.monotonic() < until:
@@ -69,7 +69,7 @@ def sleep_and_try(url: str, rule: DomainLimits, until: float, _: int) -> tuple[i
 
 
 def _child(
-    way: str, url: str, rule: DomainLimits, begin: float, seconds: float, wish: int
+    way: str, url: str, rule: RateRule, begin: float, seconds: float, wish: int
 ) -> tuple[int, list[float]]:
     time.sleep(max(0.0, begin - WARM_UP_S - time.monotonic()))
     run = {"book": book, "test and sleep": sleep_and_try}[way]
@@ -93,7 +93,7 @@ def measure(
     client.flushdb()
     client.set("permit-epoch", "0")
     begin = time.monotonic() + WARM_UP_S + 1 + processes * 0.2
-    job = (way, url, DomainLimits(interval_s=1 / rate), begin, seconds, wish)
+    job = (way, url, RateRule(interval_s=1 / rate), begin, seconds, wish)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         done = pool.starmap(_child, [job] * processes, chunksize=1)
     sent = sorted(itertools.chain.from_iterable(times for _, times in done))

@@ -13,7 +13,7 @@ from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.counts import Counts
-from crawler.models import HEADROOM, DomainLimits, Job, Wait
+from crawler.models import HEADROOM, Job, RateRule, Wait
 
 PAGE_COST_S = 0.003
 """CPU time of a page without its parsing: client, ledger, disk."""
@@ -49,7 +49,7 @@ class Load(msgspec.Struct, frozen=True):
 class CrawlLimits(msgspec.Struct, frozen=True):
     """The limits at each domain, the pages at a time of a process, and the processes."""
 
-    rule: Callable[[str], DomainLimits]
+    rule: Callable[[str], RateRule]
     pages: int
     processes: int
     running: bool = True
@@ -145,7 +145,7 @@ def _rate(limits: CrawlLimits, domain: str, pace: Pace) -> float:
     return rate
 
 
-def _allowed(rule: DomainLimits, pace: Pace) -> float:
+def _allowed(rule: RateRule, pace: Pace) -> float:
     """Return how many pages a second the limits of a domain allow."""
     rate = math.inf
     if rule.interval_s:
@@ -156,7 +156,7 @@ def _allowed(rule: DomainLimits, pace: Pace) -> float:
 
 
 def limits_of(
-    settings: Settings, owners_folder: Path, rule: Callable[[str], DomainLimits]
+    settings: Settings, owners_folder: Path, rule: Callable[[str], RateRule]
 ) -> CrawlLimits:
     """Return the limits of the running workers, or of those that a start would bring."""
     running = sum(len(children) for children in owners.workers(owners_folder).values())

@@ -13,7 +13,7 @@ import msgspec
 
 from crawler.db.store import HELD, THEIRS
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, DomainLimits, Job, SentRequest, Wait
+from crawler.models import NO_DEADLINE, Job, RateRule, SentRequest, Wait
 from crawler.waits import WaitFinder
 
 _RESULT_STATES = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
@@ -133,7 +133,7 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         if len(sent := detail.pop("sent", [])) > 1:
             detail["requests"] = len(sent)
         if "limit" in detail:
-            detail["limit"] = str(msgspec.convert(detail["limit"], DomainLimits))
+            detail["limit"] = str(msgspec.convert(detail["limit"], RateRule))
         steps.append(Step(at, kind, detail))
         ready = detail.get("not_before") or at
     if facts["status"] == "pending":
@@ -202,7 +202,7 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
     began: float
     ended: float
-    rule: DomainLimits
+    rule: RateRule
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +246,7 @@ class _Detail(msgspec.Struct):
     """What an event says about requests."""
 
     sent: list[SentRequest] = []
-    limit: DomainLimits = DomainLimits()
+    limit: RateRule = RateRule()
     began: bool = False
 
 
@@ -260,7 +260,7 @@ def audit(
     requests: defaultdict[str, list[RecordedRequest]] = defaultdict(list)
     unrecorded: Counter[str] = Counter()
     rules: dict[
-        DomainLimits, DomainLimits
+        RateRule, RateRule
     ] = {}  # equal rules are kept once: there may be a million requests
     for home, kind, detail in lpm.timeline.by_domain(job, since):
         noted = msgspec.json.decode(detail, type=_Detail)

@@ -55,7 +55,7 @@ HEADROOM = 0.97
 """The share of a rate that is used, so that late packets never exceed the rate in any window."""
 
 
-class DomainLimits(msgspec.Struct, frozen=True, kw_only=True):
+class RateRule(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on a domain: seconds between requests and requests at a time; 0 is no limit."""
 
     interval_s: float = 0.0
@@ -219,7 +219,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this process or machine lacked something: then no attempt is counted."""
     sent: tuple[SentRequest, ...] = ()
     """The requests that were made; without any, no attempt is counted."""
-    rule: DomainLimits = DomainLimits()
+    rule: RateRule = RateRule()
     """The limits that these requests kept."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.resilience import permit
 from crawler.resilience.permit import (
     AHEAD_S,
@@ -295,7 +295,7 @@ class DomainState(msgspec.Struct, kw_only=True):
 
 def sane(ask: PermitRequest) -> PermitRequest:
     """Return an ask without negative or endless numbers."""
-    rule = DomainLimits(
+    rule = RateRule(
         interval_s=_within(ask.rule.interval_s, 1e9), at_a_time=max(0, ask.rule.at_a_time)
     )
     return msgspec.structs.replace(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from crawler import models
 from crawler.errors import NotNow
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 
 HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
@@ -61,7 +61,7 @@ class PermitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for requests to a domain."""
 
     domain: str
-    rule: DomainLimits
+    rule: RateRule
     wish: int = 1
     ahead_s: float = AHEAD_S
     """A redirect of a page that has begun may be reserved further ahead than a page."""
@@ -85,7 +85,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """Says how requests to a domain ended."""
 
     domain: str
-    rule: DomainLimits
+    rule: RateRule
     slots: int = 1
     """How many requests are no longer in flight."""
     good: bool | None = None
@@ -161,7 +161,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """A request that may go to a domain at a time of this process's clock."""
 
     domain: str
-    rule: DomainLimits
+    rule: RateRule
     at: float
     probe: bool = False
     """Whether it tests that the domain answers again."""

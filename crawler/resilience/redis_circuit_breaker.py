@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
-_NO_RATE = DomainLimits()
+_NO_RATE = RateRule()
 
 
 class RedisCircuitBreaker:

@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.redis_client import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.memory import DomainState, MemoryPermit, bounded, end, sane
@@ -198,7 +198,7 @@ class _OwnShare:
         share = max(1, self._share())
         interval_s = max(ask.rule.interval_s, self._intervals.get(ask.domain, 0.0))
         at_a_time = ask.rule.at_a_time and max(1, ask.rule.at_a_time // share)
-        rule = DomainLimits(interval_s=interval_s * share, at_a_time=at_a_time)
+        rule = RateRule(interval_s=interval_s * share, at_a_time=at_a_time)
         mine = msgspec.structs.replace(ask, rule=rule)
         if not interval_s or self._place is None:
             return self.twin.ask([mine])[0]
@@ -336,7 +336,7 @@ class RedisRateLimiter:
         with self._lock, _service_errors():
             self._client.set(EPOCH, "0", nx=True)
 
-    def can_request(self, domain: str, rule: DomainLimits | None = None) -> bool:
+    def can_request(self, domain: str, rule: RateRule | None = None) -> bool:
         """Reserve one request for now, if there may be one; it is not counted as in flight.
 
         Without a rule, the rate is CRAWLER_RATE, or the default one.
@@ -344,15 +344,13 @@ class RedisRateLimiter:
         ask = PermitRequest(domain=domain, rule=rule or _default_rule(), ahead_s=0.0, slots=False)
         return bool(self.ask([ask])[0].starts_s)
 
-    def record_success(self, domain: str, rule: DomainLimits | None = None) -> None:
+    def record_success(self, domain: str, rule: RateRule | None = None) -> None:
         """Say that a request that `can_request` allowed went well."""
         self.report(
             [RequestReport(domain=domain, rule=rule or _default_rule(), slots=0, good=True)]
         )
 
-    def record_failure(
-        self, domain: str, block_type: str, rule: DomainLimits | None = None
-    ) -> None:
+    def record_failure(self, domain: str, block_type: str, rule: RateRule | None = None) -> None:
         """Say that a request that `can_request` allowed was blocked."""
         rule = rule or _default_rule()
         self.report(
@@ -475,8 +473,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _default_rule() -> DomainLimits:
-    return DomainLimits(interval_s=interval(load().rate or DEFAULT_RATE))
+def _default_rule() -> RateRule:
+    return RateRule(interval_s=interval(load().rate or DEFAULT_RATE))
 
 
 def _state(fields: dict[bytes, bytes]) -> DomainState:

@@ -9,7 +9,7 @@ from typing import Any
 from crawler import urls
 from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.judge import speaks_against_domain
-from crawler.models import DomainLimits, Outcome, SentRequest
+from crawler.models import Outcome, RateRule, SentRequest
 from crawler.resilience.permit import (
     LATE_S,
     NOTICE_S,
@@ -44,13 +44,13 @@ class RequestGate:
         domain: str,
         url: str,
         reservation: Reservation | None,
-        rule: DomainLimits,
-        rule_of: Callable[[str], DomainLimits],
+        rule: RateRule,
+        rule_of: Callable[[str], RateRule],
         reserve: Reserve,
         permits: PermitClient,
         begin: Callable[[], None],
         waited_s: Callable[[], float] = lambda: 0.0,
-        rule_now: Callable[[str], Awaitable[DomainLimits]] | None = None,
+        rule_now: Callable[[str], Awaitable[RateRule]] | None = None,
         waits: Callable[[float | None], None] = lambda until: None,
     ) -> None:
         self._domain, self._url, self._reservation = domain, url, reservation
@@ -73,7 +73,7 @@ class RequestGate:
         """Run `check`, wait for a permit, and note the request. It is a `RequestHook`."""
         return _Request(self, url, check)
 
-    def rule(self, domain: str) -> DomainLimits:
+    def rule(self, domain: str) -> RateRule:
         """Return the limits on a domain."""
         if domain not in self._rules:
             self._rules[domain] = self._rule_of(domain)
@@ -99,7 +99,7 @@ class RequestGate:
         """Note that a URL's domain gets no requests for some seconds, and why."""
         self._pauses[self.domain_of(url)] = (seconds, because)
 
-    async def wait(self, domain: str, rule: DomainLimits) -> None:
+    async def wait(self, domain: str, rule: RateRule) -> None:
         """Reserve a request and wait for its start. At another domain it takes a place, which
         `end_request` frees."""
         reservation = None
@@ -132,7 +132,7 @@ class RequestGate:
                 self._permits.report(RequestReport(domain=domain, rule=rule))
             raise
 
-    async def _sleep_until(self, reservation: Reservation) -> DomainLimits | None:
+    async def _sleep_until(self, reservation: Reservation) -> RateRule | None:
         """Wait for a reservation's start. If the job's limit was raised meanwhile, return the new
         rule; the caller drops the reservation."""
         while self._rule_now and (ahead_s := reservation.at - time.monotonic()) > NOTICE_S:
@@ -145,7 +145,7 @@ class RequestGate:
             await asyncio.sleep(ahead_s)
         return None
 
-    async def _reserve_patiently(self, domain: str, rule: DomainLimits, slots: bool) -> Reservation:
+    async def _reserve_patiently(self, domain: str, rule: RateRule, slots: bool) -> Reservation:
         """Reserve a request. If the domain is only busy, keep trying: otherwise the page would have
         to start over."""
         ahead_s = max(MAX_HOP_WAIT_S, 3 * rule.interval_s)

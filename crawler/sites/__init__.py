@@ -15,7 +15,7 @@ import msgspec
 
 from crawler.config import interval
 from crawler.errors import InputError
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.sites import sitefile
 from crawler.sites.sitefile import PLACEHOLDER, Settings, host_of
 
@@ -34,7 +34,7 @@ class Site(Settings, frozen=True, kw_only=True):
     name: str
     version: str
     """Twelve digits that change with any setting in effect, and with nothing else."""
-    rule: DomainLimits = DomainLimits(interval_s=0.5, at_a_time=2)
+    rule: RateRule = RateRule(interval_s=0.5, at_a_time=2)
     structured: bool = True
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class Sites:
         """The names of the sites that make a URL of a row's columns."""
         return [name for name, each in self._named.items() if each.site.url_template]
 
-    def rule(self, domain: str, rate: str | None = None) -> DomainLimits:
+    def rule(self, domain: str, rate: str | None = None) -> RateRule:
         """Return the limits of a registrable domain; a job's own `rate` overrides all files."""
         found = self._of_domain(domain)
         if rate is None:
@@ -153,12 +153,12 @@ class Sites:
                 )
 
 
-def _rule_by_hand(interval_s: float, own: dict[str, Any]) -> DomainLimits:
+def _rule_by_hand(interval_s: float, own: dict[str, Any]) -> RateRule:
     """Return the limits for a rate given by hand: a second's worth of requests at a time."""
     at_a_time = 0
     if interval_s:
         at_a_time = max(2, math.ceil(1 / interval_s))
-    return DomainLimits(interval_s=interval_s, at_a_time=own.get("concurrency", at_a_time))
+    return RateRule(interval_s=interval_s, at_a_time=own.get("concurrency", at_a_time))
 
 
 # Loading.
@@ -243,7 +243,7 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
         }
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
-        rule = DomainLimits(interval_s=interval_s, at_a_time=merged["concurrency"])
+        rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
     else:
         rule = _rule_by_hand(interval(rate), own)
         interval_s = max(rule.interval_s, own.get("delay_s", 0.0))

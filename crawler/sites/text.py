@@ -1,4 +1,4 @@
-"""Texts of a page: read from its elements, folded and bounded; and which are no labels or values."""
+"""Texts of a page: read, folded and bounded; and which of them are no labels or values."""
 
 import re
 from itertools import islice
@@ -144,10 +144,10 @@ _MEASURED = re.compile(
 )
 """Names of what is counted, measured or paid in a record."""
 _LANGUAGES = """english deutsch français francais español espanol italiano português portugues
-    nederlands polski русский български türkçe turkce 日本語 中文 简体中文 繁體中文 한국어 العربية ελληνικά
-    čeština svenska dansk norsk suomi magyar română українська hrvatski srpski српски slovenčina
-    slovenščina català eesti latviešu lietuvių עברית हिन्दी tiếng việt bahasa en de fr es it pt
-    nl pl ru bg tr ja zh"""
+    nederlands polski русский български türkçe turkce 日本語 中文 简体中文 繁體中文 한국어
+    العربية ελληνικά čeština svenska dansk norsk suomi magyar română українська hrvatski srpski
+    српски slovenčina slovenščina català eesti latviešu lietuvių עברית हिन्दी tiếng việt bahasa
+    en de fr es it pt nl pl ru bg tr ja zh"""
 _ACTIONS = """share|print|save|email|e-mail|log in|login|log out|logout|sign in|sign up|sign out
     |register|download|upload|edit|delete|remove|reply|report|like|follow|subscribe|unsubscribe
     |search|cancel|submit|close|back|next|previous|home|help|more|read more|show more|view
@@ -161,8 +161,8 @@ _ACTIONS = """share|print|save|email|e-mail|log in|login|log out|logout|sign in|
     |войти|выйти|скачать|отправить|далее|поиск|закрыть|condividi|stampa|salva|accedi|registrati
     |scarica|invia|indietro|avanti|cerca|chiudi|partilhar|compartilhar|salvar|cadastrar|baixar
     |voltar|delen|afdrukken|opslaan|inloggen|registreren|zoeken|udostępnij|drukuj|zapisz|zaloguj
-    |zarejestruj|pobierz|wyślij|szukaj|paylaş|yazdır|kaydet|giriş|kayıt ol|indir|gönder|共有|印刷|保存
-    |ログイン|登録|分享|打印|登录|注册"""
+    |zarejestruj|pobierz|wyślij|szukaj|paylaş|yazdır|kaydet|giriş|kayıt ol|indir|gönder
+    |共有|印刷|保存|ログイン|登録|分享|打印|登录|注册"""
 _REMARKS = """note notes notice warning caution tip hint important attention disclaimer ps update
     hinweis achtung wichtig nota aviso atención attention remarque важно внимание забележка
     примечание uwaga dikkat nb source quelle fuente photo foto image bild снимка"""

@@ -23,7 +23,7 @@ from crawler.db.tasks import Due, Place, Suspect
 from crawler.errors import NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import DomainLimits, Task, TaskStatus
+from crawler.models import RateRule, Task, TaskStatus
 from crawler.resilience.permit import (
     Permit,
     PermitClient,
@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
     """A domain with due tasks that this process may ask for a permit."""
 
     due: Due
-    rule: DomainLimits
+    rule: RateRule
 
 
 class JobCache:
@@ -146,7 +146,7 @@ class Claims:
             raise self.permits.refusal(ask.domain)
         return reserved[0]
 
-    async def rule_now(self, job_id: int | None, domain: str) -> DomainLimits:
+    async def rule_now(self, job_id: int | None, domain: str) -> RateRule:
         """The limits as they are now: a job's may have been raised since its page began."""
         how = await self.run(self.jobs.read_again, job_id)
         return self._sites.rule(domain, how.options.rate)
@@ -349,7 +349,7 @@ class Claims:
                 )
                 self.permits.report(report)
 
-    def _rule(self, domain: str, job_id: int | None) -> DomainLimits:
+    def _rule(self, domain: str, job_id: int | None) -> RateRule:
         return self._sites.rule(domain, self.jobs.read(job_id).options.rate)
 
     def _limit_of(self, job_id: int | None) -> str:
@@ -358,7 +358,7 @@ class Claims:
             return ""
         return f"{self._lpm.store.id}/{job_id}"
 
-    def _fits(self, domain: str, rule: DomainLimits, job_id: int | None) -> bool:
+    def _fits(self, domain: str, rule: RateRule, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule
 
     def _shared_name(self, domain: str) -> str:

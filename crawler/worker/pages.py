@@ -14,7 +14,7 @@ from crawler.db.store import HELD
 from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots
-from crawler.models import DomainLimits, Outcome, Task, TaskStatus
+from crawler.models import Outcome, RateRule, Task, TaskStatus
 from crawler.scraping import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Sites
@@ -194,7 +194,7 @@ class Attempts:
         attempt: Attempt,
         gate: RequestGate,
         begun: Outcome,
-        rule: DomainLimits,
+        rule: RateRule,
         budget: Budget,
     ) -> Outcome:
         outcome = begun

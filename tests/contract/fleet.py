@@ -4,7 +4,7 @@ from typing import Any
 
 import redis
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.redis_client import RedisAddress
 from crawler.resilience.memory import DomainTable, MemoryPermit
 from crawler.resilience.permit import (
@@ -17,7 +17,7 @@ from crawler.resilience.permit import (
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 BEGIN = 1_800_000_000.0
-FAST = DomainLimits(interval_s=0.05, at_a_time=0)
+FAST = RateRule(interval_s=0.05, at_a_time=0)
 
 
 class Fleet:
@@ -32,7 +32,7 @@ class Fleet:
         if redis_url:
             self.client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
             self.client.flushdb()
-        self["nobody"].ask([PermitRequest(domain="first.example", rule=DomainLimits())])
+        self["nobody"].ask([PermitRequest(domain="first.example", rule=RateRule())])
 
     def __getitem__(self, holder: str) -> Permit:
         if holder not in self._members:
@@ -54,12 +54,12 @@ class Fleet:
         return self
 
     def ask(
-        self, holder: str = "a", domain: str = "x.example", rule: DomainLimits = FAST, **more: Any
+        self, holder: str = "a", domain: str = "x.example", rule: RateRule = FAST, **more: Any
     ) -> PermitAnswer:
         return self[holder].ask([PermitRequest(domain=domain, rule=rule, **more)])[0]
 
     def report(
-        self, holder: str = "a", domain: str = "x.example", rule: DomainLimits = FAST, **more: Any
+        self, holder: str = "a", domain: str = "x.example", rule: RateRule = FAST, **more: Any
     ) -> None:
         self[holder].report([RequestReport(domain=domain, rule=rule, **more)])
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.resilience.permit import (
     AHEAD_S,
     BATCH_S,
@@ -69,8 +69,8 @@ def test_requests_are_spaced_by_the_rate_with_its_headroom(fleet: Fleet) -> None
 def test_one_ask_gets_little_at_a_time(fleet: Fleet) -> None:
     """However much is wished, a killed worker takes no more with it than a tenth of a second
     gives."""
-    slow = fleet.ask(domain="slow.example", rule=DomainLimits(interval_s=5), wish=100)
-    fast = fleet.ask(domain="fast.example", rule=DomainLimits(interval_s=0.001), wish=1000)
+    slow = fleet.ask(domain="slow.example", rule=RateRule(interval_s=5), wish=100)
+    fast = fleet.ask(domain="fast.example", rule=RateRule(interval_s=0.001), wish=1000)
 
     assert len(slow.starts_s) == 1
     assert len(fast.starts_s) == math.floor(BATCH_S / (0.001 / HEADROOM))
@@ -79,7 +79,7 @@ def test_one_ask_gets_little_at_a_time(fleet: Fleet) -> None:
 
 def test_no_interval_means_no_rate(fleet: Fleet) -> None:
     """Without an interval all that is wished may go at once."""
-    answer = fleet.ask(rule=DomainLimits(), wish=50)
+    answer = fleet.ask(rule=RateRule(), wish=50)
 
     assert answer == PermitAnswer(starts_s=(0.0,) * 50)
 
@@ -100,7 +100,7 @@ def test_who_is_refused_comes_back_when_a_booking_is_possible(fleet: Fleet) -> N
 def test_many_who_wait_come_back_within_two_seconds_of_the_next_request(fleet: Fleet) -> None:
     """With more askers than turns, none is sent away for long, and with a slow rate none comes in
     vain too early."""
-    rule_ = DomainLimits(interval_s=10 * HEADROOM)
+    rule_ = RateRule(interval_s=10 * HEADROOM)
     assert fleet.ask(rule=rule_).starts_s == (0.0,)
     waits = [fleet.ask(f"h{number}", rule=rule_).wait_s for number in range(5)]
 
@@ -134,7 +134,7 @@ def test_what_is_past_or_never_was_cannot_be_given_back(fleet: Fleet) -> None:
 
 def test_a_redirect_may_be_booked_further_ahead(fleet: Fleet) -> None:
     """An ask with a longer reach gets what a page is refused."""
-    rule_ = DomainLimits(interval_s=2.0)
+    rule_ = RateRule(interval_s=2.0)
     fleet.ask(rule=rule_)
 
     assert fleet.ask(rule=rule_).starts_s == ()
@@ -144,13 +144,13 @@ def test_a_redirect_may_be_booked_further_ahead(fleet: Fleet) -> None:
 def test_a_clock_that_is_set_back_does_not_stop_a_domain(fleet: Fleet) -> None:
     """Two hours back, the next request still comes an interval later, and an open circuit lasts no
     longer."""
-    fleet.ask(rule=DomainLimits(interval_s=0.4))
+    fleet.ask(rule=RateRule(interval_s=0.4))
     fleet.open()
     fleet.now -= 7200
-    refused = fleet.ask(rule=DomainLimits(interval_s=0.4))
+    refused = fleet.ask(rule=RateRule(interval_s=0.4))
     other = fleet.ask(domain="other.example")
     fleet.now += OPEN_S
-    granted = fleet.ask(rule=DomainLimits(interval_s=0.4))
+    granted = fleet.ask(rule=RateRule(interval_s=0.4))
 
     assert refused.why == "open"
     assert refused.wait_s == pytest.approx(OPEN_S)
@@ -161,7 +161,7 @@ def test_a_clock_that_is_set_back_does_not_stop_a_domain(fleet: Fleet) -> None:
 def test_a_clock_that_is_set_back_does_not_lengthen_leases(fleet: Fleet) -> None:
     """The places of a dead holder come back after the same time, and a Retry-After ends after its
     own."""
-    rule_ = DomainLimits(at_a_time=1)
+    rule_ = RateRule(at_a_time=1)
     fleet.ask("a", rule=rule_)
     fleet.report("b", rule=rule_, slots=0, retry_after_s=30)
     fleet.now -= 7200
@@ -181,7 +181,7 @@ def test_a_clock_that_is_set_back_does_not_lengthen_leases(fleet: Fleet) -> None
 def test_no_more_requests_at_a_time_than_the_rule_says(fleet: Fleet) -> None:
     """Places are shared by all holders, come back with reports, and a request in another's place
     takes none."""
-    rule_ = DomainLimits(at_a_time=4)
+    rule_ = RateRule(at_a_time=4)
     first = fleet.ask("a", rule=rule_, wish=3)
     second = fleet.ask("b", rule=rule_, wish=3)
     third = fleet.ask("c", rule=rule_)
@@ -204,7 +204,7 @@ def test_no_more_requests_at_a_time_than_the_rule_says(fleet: Fleet) -> None:
 def test_the_places_of_a_dead_holder_come_back(fleet: Fleet) -> None:
     """At once where the death is known, else when the lease has run out; who renews keeps its
     places."""
-    rule_ = DomainLimits(at_a_time=3)
+    rule_ = RateRule(at_a_time=3)
     for holder in ("a", "b", "c"):
         assert fleet.ask(holder, rule=rule_).starts_s
     fleet["c"].forget("x.example", "a")
@@ -222,10 +222,8 @@ def test_the_places_of_a_dead_holder_come_back(fleet: Fleet) -> None:
 
 def test_a_domain_that_is_asked_for_twice_in_one_call_is_limited_once(fleet: Fleet) -> None:
     """Several asks for the same domain in one call see each other."""
-    asks = [
-        PermitRequest(domain="x.example", rule=DomainLimits(at_a_time=3), wish=2) for _ in range(3)
-    ]
-    asks.insert(1, PermitRequest(domain="y.example", rule=DomainLimits(at_a_time=3), wish=2))
+    asks = [PermitRequest(domain="x.example", rule=RateRule(at_a_time=3), wish=2) for _ in range(3)]
+    asks.insert(1, PermitRequest(domain="y.example", rule=RateRule(at_a_time=3), wish=2))
 
     answers = fleet["a"].ask(asks)
 
@@ -412,7 +410,7 @@ def test_crawl_delay_holds_for_all_until_it_is_taken_back(fleet: Fleet) -> None:
 def test_absurd_numbers_do_no_harm(fleet: Fleet, number: float) -> None:
     """What a server or a rule says is kept within reason."""
     fleet.report(slots=-3, good=True, latency_s=number, retry_after_s=min(number, 1.0), unused=-1)
-    answer = fleet.ask(rule=DomainLimits(interval_s=0.05, at_a_time=-1), wish=-2, ahead_s=number)
+    answer = fleet.ask(rule=RateRule(interval_s=0.05, at_a_time=-1), wish=-2, ahead_s=number)
 
     assert answer.starts_s == ()
     assert answer.wait_s <= 1
@@ -456,7 +454,7 @@ def test_answers_slower_than_usual_slow_a_domain_down(fleet: Fleet) -> None:
 def test_without_a_rate_nothing_is_slowed(fleet: Fleet) -> None:
     """An operator's own server is not slowed down for."""
     for _ in range(5):
-        fleet.report(rule=DomainLimits(at_a_time=8), slots=0, good=False)
+        fleet.report(rule=RateRule(at_a_time=8), slots=0, good=False)
 
     assert fleet.domain().slowed == 1
 
@@ -475,13 +473,13 @@ def test_nothing_is_sent_while_old_bookings_may_be_on_their_way(fleets: Fleets) 
     assert (early.starts_s, early.why) == ((), "just begun")
     assert booked.starts_s == pytest.approx((AHEAD_S + 0.05 / HEADROOM,), abs=1e-6)
     assert fleet.now + later.starts_s[0] >= BEGIN + AHEAD_S + 0.05 / HEADROOM
-    assert fleet.ask(domain="z.example", rule=DomainLimits(at_a_time=1)).starts_s == (0.0,)
+    assert fleet.ask(domain="z.example", rule=RateRule(at_a_time=1)).starts_s == (0.0,)
 
 
 def test_a_reset_forgets_troubles_but_keeps_limits(fleet: Fleet) -> None:
     """What is in flight and what is booked still counts; a domain that nothing is known of cannot
     be reset."""
-    rule_ = DomainLimits(interval_s=0.05, at_a_time=2)
+    rule_ = RateRule(interval_s=0.05, at_a_time=2)
     first = fleet.ask(rule=rule_).starts_s + fleet.ask("b", rule=rule_).starts_s
     fleet.report(slots=0, crawl_delay_s=7, retry_after_s=9)
     fleet.open()
@@ -511,7 +509,7 @@ def test_a_reset_of_an_idle_domain_leaves_nothing(fleet: Fleet) -> None:
 
 def test_the_rule_is_shown_with_the_domain(fleet: Fleet) -> None:
     """What was asked with last is known."""
-    fleet.ask(domain="epoch", rule=DomainLimits(interval_s=0.25, at_a_time=3))
+    fleet.ask(domain="epoch", rule=RateRule(interval_s=0.25, at_a_time=3))
 
     known = fleet.domain("epoch")
     assert (known.interval_s, known.at_a_time, known.in_flight) == (0.25, 3, 1)
@@ -552,7 +550,7 @@ asks = st.fixed_dictionaries(
     }
 )
 rules = st.builds(
-    DomainLimits,
+    RateRule,
     interval_s=st.sampled_from([0.0, 0.001, 0.01, 0.05, 1.0, 30.0]),
     at_a_time=st.sampled_from([0, 0, 1, 2, 8]),
 )
@@ -566,7 +564,7 @@ class Limits(RuleBasedStateMachine):
     flushes = False
 
     @initialize(rule_=rules, settled=st.booleans())
-    def begin(self, rule_: DomainLimits, settled: bool) -> None:
+    def begin(self, rule_: RateRule, settled: bool) -> None:
         self.fleet, self.rule = self.make(), rule_
         if settled:
             self.fleet.settle()
@@ -685,14 +683,14 @@ def test_no_history_breaks_the_limits(fleets: Fleets) -> None:
 def test_no_history_with_an_emptied_redis_breaks_the_rate(redis_url: str) -> None:
     """The same where Redis is emptied at any moment: what was booked before and after keeps its
     distance."""
-    spaced = st.builds(DomainLimits, interval_s=st.sampled_from([0.001, 0.05, 1.0, 30.0]))
+    spaced = st.builds(RateRule, interval_s=st.sampled_from([0.001, 0.05, 1.0, 30.0]))
 
     class Machine(Limits):
         flushes = True
         make = staticmethod(lambda: Fleet(redis_url))
 
         @initialize(rule_=spaced, settled=st.booleans())
-        def begin(self, rule_: DomainLimits, settled: bool) -> None:
+        def begin(self, rule_: RateRule, settled: bool) -> None:
             super().begin(rule_, settled)
 
     run_state_machine_as_test(Machine, settings=CALM)
@@ -750,7 +748,7 @@ def _replay(fleet: Fleet, step: tuple[Any, ...]) -> object:
 # A limit that is raised
 
 
-SLOW, QUICK = DomainLimits(interval_s=60), DomainLimits(interval_s=0.1)
+SLOW, QUICK = RateRule(interval_s=60), RateRule(interval_s=0.1)
 
 
 def booked_ahead(fleet: Fleet, job: str = "mine") -> None:
@@ -761,7 +759,7 @@ def booked_ahead(fleet: Fleet, job: str = "mine") -> None:
         assert not fleet.ask(holder, rule=SLOW, job=job).starts_s
 
 
-def granted(fleet: Fleet, rule_: DomainLimits, job: str, for_s: float) -> int:
+def granted(fleet: Fleet, rule_: RateRule, job: str, for_s: float) -> int:
     """How many requests two holders get in that time, if they come back when they are told to."""
     end, begun = fleet.now + for_s, 0
     turns = {"a": fleet.now, "b": fleet.now}
@@ -803,8 +801,8 @@ def test_another_job_does_not_drop_what_is_booked(fleet: Fleet) -> None:
 
 def test_a_raised_limit_drops_only_what_was_booked_last(fleet: Fleet) -> None:
     """What another job has booked before is waited for."""
-    fleet.ask(rule=DomainLimits(interval_s=10), job="other")
-    fleet.ask(rule=DomainLimits(interval_s=10), job="other", ahead_s=180, slots=False)
+    fleet.ask(rule=RateRule(interval_s=10), job="other")
+    fleet.ask(rule=RateRule(interval_s=10), job="other", ahead_s=180, slots=False)
     fleet.ask("b", rule=SLOW, job="mine", ahead_s=180)
 
     [first] = fleet.ask("b", rule=QUICK, job="mine", ahead_s=180).starts_s
@@ -820,7 +818,7 @@ def test_a_pause_has_its_reason(fleet: Fleet) -> None:
     fleet.report(slots=0, retry_after_s=90)
     longer = fleet.domain().because
     fleet.report(slots=0, retry_after_s=120, because="its robots.txt answered 503")
-    fleet.ask(rule=DomainLimits(at_a_time=1))
+    fleet.ask(rule=RateRule(at_a_time=1))
     fleet["a"].reset("x.example")
 
     assert (paused, longer) == ("its robots.txt answered 503", "")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from crawler.errors import ServiceError
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.orchestrator import redis_program
 from crawler.process import Child
 from crawler.redis_client import RedisAddress
@@ -81,7 +81,7 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
 
 def test_places_are_known_again_soon_after_redis_was_emptied(redis_url: str) -> None:
     """Each call says what its holder has in flight, so that nothing is counted wrongly for long."""
-    fleet, rule_ = Fleet(redis_url).settle(), DomainLimits(at_a_time=5)
+    fleet, rule_ = Fleet(redis_url).settle(), RateRule(at_a_time=5)
     assert fleet.client
     fleet.ask("a", rule=rule_, wish=2)
     fleet.ask("b", rule=rule_, wish=2)
@@ -245,9 +245,7 @@ class Process:
             monotonic=lambda: self.passed,
         )  # fmt: skip
 
-    def ask(
-        self, rule: DomainLimits = FAST, domain: str = "x.example", wish: int = 1
-    ) -> PermitAnswer:
+    def ask(self, rule: RateRule = FAST, domain: str = "x.example", wish: int = 1) -> PermitAnswer:
         return self.permit.ask([PermitRequest(domain=domain, rule=rule, wish=wish)])[0]
 
 
@@ -256,7 +254,7 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(
 ) -> None:
     """Quiet at first, then its part of rate and places; one line when it begins and one when Redis
     is back, and nothing is booked there before all others can have noticed."""
-    process, rule = Process(server.url, share=4), DomainLimits(interval_s=0.05, at_a_time=8)
+    process, rule = Process(server.url, share=4), RateRule(interval_s=0.05, at_a_time=8)
     process.ask(rule)
     process.passed += 10
     assert process.ask(rule).starts_s == (0.0,)
@@ -273,7 +271,7 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(
                 [RequestReport(domain="x.example", rule=rule, slots=len(granted), good=True)]
             )
             process.passed += 0.1
-        places = process.ask(DomainLimits(at_a_time=8), "y.example", wish=8)
+        places = process.ask(RateRule(at_a_time=8), "y.example", wish=8)
         process.permit.renew(["x.example"])
         process.permit.forget("x.example", "somebody")
         process.permit.report([RequestReport(domain="x.example", rule=rule, slots=0, good=True)])

@@ -5,7 +5,7 @@ import json
 import pytest
 import redis
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.redis_client import RedisAddress
 from crawler.resilience.permit import PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
@@ -24,12 +24,12 @@ def permit(folder: Folder, redis_url: str) -> RedisRateLimiter:
 
 def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimiter) -> None:
     """Those in trouble come first, with the reason and the time; the same as facts with --json."""
-    rule = DomainLimits(interval_s=0.05, at_a_time=8)
+    rule = RateRule(interval_s=0.05, at_a_time=8)
     empty = folder.crawler("domains")
     permit.ask(
         [
             PermitRequest(domain="a.example", rule=rule),
-            PermitRequest(domain="b.example", rule=DomainLimits(interval_s=30)),
+            PermitRequest(domain="b.example", rule=RateRule(interval_s=30)),
         ]
     )
     permit.report(
@@ -45,7 +45,7 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
         ]
     )
     permit.report(
-        [RequestReport(domain="z.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+        [RequestReport(domain="z.example", rule=RateRule(), slots=0, block="captcha")] * 2
     )
     shown = folder.crawler("domains")
     facts = json.loads(folder.crawler("domains", "list", "--json").stdout)
@@ -71,7 +71,7 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
 def test_a_reset_lets_a_domain_be_asked_again(folder: Folder, permit: RedisRateLimiter) -> None:
     """The circuit is closed at once; a name that is not known gets the nearest one that is."""
     permit.report(
-        [RequestReport(domain="county.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+        [RequestReport(domain="county.example", rule=RateRule(), slots=0, block="captcha")] * 2
     )
     wrong = folder.crawler("domains", "reset", "county.exmaple")
     before = permit.can_request("county.example")

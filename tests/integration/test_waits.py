@@ -21,7 +21,7 @@ from crawler.cli.commands.status import gather, wait_lines
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.redis_client import RedisAddress
 from crawler.resilience.permit import PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
@@ -309,7 +309,7 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     redis.Redis.from_url(redis_url).flushall()
     limiter = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2)
     limiter.report(
-        [RequestReport(domain="a.example", rule=DomainLimits(), slots=0, block="captcha")] * 2
+        [RequestReport(domain="a.example", rule=RateRule(), slots=0, block="captcha")] * 2
     )
     look = WaitFinder(settings, free)
 
@@ -360,12 +360,12 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
     limiter, rule = (
         RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2),
-        DomainLimits(interval_s=30.0),
+        RateRule(interval_s=30.0),
     )
     redis.Redis.from_url(redis_url).flushall()
     limiter.nothing_booked()
     if report:
-        rule = DomainLimits(interval_s=0.1)
+        rule = RateRule(interval_s=0.1)
         limiter.report([RequestReport(domain="a.example", rule=rule, slots=0, **report)])
     limiter.ask([PermitRequest(domain="a.example", rule=rule)])
 

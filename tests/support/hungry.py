@@ -10,14 +10,14 @@ import secrets
 import sys
 import time
 
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.resilience.permit import LATE_S, PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 
 def main(url: str, per_second: float, path: str) -> None:
     """Ask, wait for the start, note it as sent, report; for ever."""
-    rule = DomainLimits(interval_s=1 / per_second)
+    rule = RateRule(interval_s=1 / per_second)
     permit = RedisRateLimiter(url, 2, secrets.token_hex(4), 5)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:

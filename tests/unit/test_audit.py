@@ -3,14 +3,14 @@
 import pytest
 
 from crawler.history import RecordedRequest, examine
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 
-TWO_A_SECOND = DomainLimits(interval_s=0.5, at_a_time=2)
+TWO_A_SECOND = RateRule(interval_s=0.5, at_a_time=2)
 NOW = 1_794_812_400.0
 
 
 def asked(
-    *began: float, seconds: float = 0.1, rule: DomainLimits = TWO_A_SECOND
+    *began: float, seconds: float = 0.1, rule: RateRule = TWO_A_SECOND
 ) -> list[RecordedRequest]:
     """Requests that begin at these seconds."""
     return [RecordedRequest(NOW + at, NOW + at + seconds, rule) for at in began]
@@ -56,7 +56,7 @@ def test_too_many_at_a_time_is_a_breach() -> None:
 
 def test_slow_rates_are_counted_by_the_minute() -> None:
     """30/m allows thirty in any minute, however they lie in it."""
-    rule = DomainLimits(interval_s=2.0)
+    rule = RateRule(interval_s=2.0)
     assert examine("d", asked(*(n * 2.0 for n in range(90)), rule=rule)).breaches == []
 
     [breach] = examine("d", asked(*(n * 1.9 for n in range(90)), rule=rule)).breaches
@@ -65,7 +65,7 @@ def test_slow_rates_are_counted_by_the_minute() -> None:
 
 def test_without_a_limit_nothing_is_broken() -> None:
     """Servers of one's own."""
-    found = examine("d", asked(*[0.0] * 50, rule=DomainLimits()))
+    found = examine("d", asked(*[0.0] * 50, rule=RateRule()))
 
     assert (found.most_in_window, found.most_at_a_time, found.breaches, found.limits) == (
         50,

@@ -21,12 +21,12 @@ from crawler.forecast import (
     slip,
 )
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import DomainLimits, Job, JobStatus
+from crawler.models import Job, JobStatus, RateRule
 from tests.support.tasks import done, new, open_job, page
 
 SOFIA = ZoneInfo("Europe/Sofia")
 NOW = 1_794_812_400.0  # 2026-11-16 09:00 in Sofia
-LIMITS = CrawlLimits(lambda domain: DomainLimits(at_a_time=8), pages=32, processes=2)
+LIMITS = CrawlLimits(lambda domain: RateRule(at_a_time=8), pages=32, processes=2)
 
 
 def job(deadline: float | None) -> Job:
@@ -48,7 +48,7 @@ def test_one_slow_domain_takes_as_long_as_its_limit_says() -> None:
 def test_a_rate_limits_however_fast_pages_are() -> None:
     """5,000 pages at 2/s: about 43 minutes, and the sentence says why."""
     limits = CrawlLimits(
-        lambda domain: DomainLimits(interval_s=0.5, at_a_time=2), pages=32, processes=2
+        lambda domain: RateRule(interval_s=0.5, at_a_time=2), pages=32, processes=2
     )
     seen = forecast([Load("d", 5000)], {"d": Pace(0.01)}, limits)
 
@@ -119,9 +119,7 @@ def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
 def test_who_drops_what_is_advised_keeps_the_deadline() -> None:
     """With several domains and a low rate: what fits is a whole number of pages of each domain, and
     every domain that is too slow is counted."""
-    limits = CrawlLimits(
-        lambda domain: DomainLimits(interval_s=60, at_a_time=1), pages=32, processes=2
-    )
+    limits = CrawlLimits(lambda domain: RateRule(interval_s=60, at_a_time=1), pages=32, processes=2)
     loads = [Load("a", 224), Load("b", 32), Load("c", 20), Load("d", 12), Load("e", 6)]
     seen = forecast(loads, {}, limits, until_s=600)
     dropped = {late.domain: late.misses for late in seen.late}
@@ -146,7 +144,7 @@ def test_who_drops_what_is_advised_keeps_the_deadline() -> None:
 def test_too_few_processes_beside_a_slow_domain_are_told_too() -> None:
     """Dropping what the slow domain makes miss would not be enough."""
     limits = CrawlLimits(
-        lambda domain: DomainLimits(interval_s=60) if domain == "slow" else DomainLimits(),
+        lambda domain: RateRule(interval_s=60) if domain == "slow" else RateRule(),
         pages=1,
         processes=1,
     )

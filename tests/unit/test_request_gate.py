@@ -13,7 +13,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Request, RequestHook
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import DomainLimits, Outcome, Page, Task, TaskStatus
+from crawler.models import Outcome, Page, RateRule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import PermitClient, PermitRequest, RequestReport, Reservation
 from crawler.scraping import Attempt, FetchOptions
@@ -23,7 +23,7 @@ from tests.support.tasks import new, open_job
 from tests.support.tasks import page as answer
 
 SITE = Site(name="default", version="1")
-TEN_A_SECOND = DomainLimits(interval_s=0.1, at_a_time=9)
+TEN_A_SECOND = RateRule(interval_s=0.1, at_a_time=9)
 
 
 class Clock:
@@ -52,8 +52,8 @@ def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> Non
     """Until then it is closed, and the soonest of all closed ones is known."""
     client, _ = permit_client(clock)
     asks = [
-        PermitRequest(domain="a.example", rule=DomainLimits(interval_s=1), wish=5),
-        PermitRequest(domain="b.example", rule=DomainLimits(interval_s=5), wish=2),
+        PermitRequest(domain="a.example", rule=RateRule(interval_s=1), wish=5),
+        PermitRequest(domain="b.example", rule=RateRule(interval_s=5), wish=2),
     ]
 
     first, second = client.reserve(asks)
@@ -71,7 +71,7 @@ def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> Non
 def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
     """Where requests at a time are what limits, the end of one is the time to ask again."""
     client, permit = permit_client(clock)
-    rule = DomainLimits(at_a_time=2)
+    rule = RateRule(at_a_time=2)
     [booked] = client.reserve([PermitRequest(domain="a.example", rule=rule, wish=5)])
     assert len(booked) == 2
     assert client.closed_s("a.example") > 0
@@ -96,7 +96,7 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
     """All places are given back; a block, a slow answer and another domain keep words of their own,
     in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
-    client, rule = PermitClient(permit, clock=clock), DomainLimits(at_a_time=20)
+    client, rule = PermitClient(permit, clock=clock), RateRule(at_a_time=20)
     client.reserve(
         [
             PermitRequest(domain="a.example", rule=rule, wish=8),
@@ -248,7 +248,7 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
 def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     """At a rate that gives more in the time of grace than may be under way at all, nothing is
     booked anew."""
-    fast = DomainLimits(interval_s=0.0001, at_a_time=10)
+    fast = RateRule(interval_s=0.0001, at_a_time=10)
     client, _ = permit_client(time.monotonic)
     [[reservation]] = client.reserve([PermitRequest(domain="a.example", rule=fast)])
     late = replace(reservation, at=reservation.at - 1)
@@ -366,7 +366,7 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     down."""
     waited = [0.0]
     client, _ = permit_client(clock)
-    rule = DomainLimits()
+    rule = RateRule()
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
     page = RequestGate(*about, _no_booking, client, lambda: None, lambda: waited[0])
 
@@ -382,13 +382,13 @@ async def _no_booking(ask: PermitRequest) -> Reservation:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
 
 
-ONE_A_MINUTE = DomainLimits(interval_s=60.0, at_a_time=1)
+ONE_A_MINUTE = RateRule(interval_s=60.0, at_a_time=1)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("raised", [TEN_A_SECOND, DomainLimits()])
+@pytest.mark.parametrize("raised", [TEN_A_SECOND, RateRule()])
 def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
-    raised: DomainLimits, elsewhere: bool
+    raised: RateRule, elsewhere: bool
 ) -> None:
     """What was booked for a minute later is dropped, the page goes on under the new limit, and no
     place is left behind."""
@@ -406,7 +406,7 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
             raise client.refusal(ask.domain)
         return booked[0]
 
-    async def now(domain: str) -> DomainLimits:
+    async def now(domain: str) -> RateRule:
         return raised
 
     page = RequestGate(
@@ -440,7 +440,7 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
 def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays() -> None:
     """Looking at the limit costs no booking, and others see that it waits."""
     client, _ = permit_client(time.monotonic)
-    rule = DomainLimits(interval_s=3.0)
+    rule = RateRule(interval_s=3.0)
     client.reserve([PermitRequest(domain="a.example", rule=rule)])
     until: list[float | None] = []
 
@@ -448,7 +448,7 @@ def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays
         [[booked]] = client.reserve([ask])
         return booked
 
-    async def now(domain: str) -> DomainLimits:
+    async def now(domain: str) -> RateRule:
         return rule
 
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, client)

@@ -15,7 +15,7 @@ import pytest
 
 from crawler.bulk import rows
 from crawler.errors import InputError
-from crawler.models import DomainLimits
+from crawler.models import RateRule
 from crawler.sites import _CACHED_HOSTS, BUILT_IN, DEFAULTS, Site, Sites, load, sitefile
 from crawler.sites.sitefile import Field
 
@@ -64,7 +64,7 @@ def test_without_files_the_built_in_defaults_hold(tmp_path: Path) -> None:
     sites = load(tmp_path / "nowhere")
 
     site = sites.of("http://a.example/")
-    assert (site.name, site.rule) == ("default", DomainLimits(interval_s=0.5, at_a_time=2))
+    assert (site.name, site.rule) == ("default", RateRule(interval_s=0.5, at_a_time=2))
     assert (site.timeout_s, site.connect_timeout_s, site.retry.attempts, site.respect_robots) == (
         60,
         10,
@@ -139,7 +139,7 @@ def test_values_are_read_as_their_keys_expect(write: Write) -> None:
         "X-Date": "2026-01-01",
     }
     assert site.fields == {"5": Field(css="b", all=True)}
-    assert site.rule == DomainLimits(interval_s=0.5, at_a_time=0)
+    assert site.rule == RateRule(interval_s=0.5, at_a_time=0)
 
 
 @pytest.mark.parametrize(
@@ -277,17 +277,15 @@ def test_a_rate_by_hand_goes_before_the_defaults(
     at a time."""
     sites = load(write(one=f"hosts: www.one.example\n{own}\n"), settings_rate)
 
-    assert sites.rule("one.example", job_rate) == DomainLimits(
-        interval_s=rule[0], at_a_time=rule[1]
-    )
+    assert sites.rule("one.example", job_rate) == RateRule(interval_s=rule[0], at_a_time=rule[1])
 
 
 def test_a_rate_by_hand_replaces_that_of_the_defaults_file(write: Write) -> None:
     """What scraping_defaults.yaml says is a default like the built-in ones."""
     folder = write(defaults="rate: 1/s\ndelay_s: 9\nconcurrency: 1\n")
 
-    assert load(folder).rule("a.example") == DomainLimits(interval_s=9.0, at_a_time=1)
-    assert load(folder, "20/s").rule("a.example") == DomainLimits(interval_s=0.05, at_a_time=20)
+    assert load(folder).rule("a.example") == RateRule(interval_s=9.0, at_a_time=1)
+    assert load(folder, "20/s").rule("a.example") == RateRule(interval_s=0.05, at_a_time=20)
 
 
 def test_limits_are_for_the_whole_domain(write: Write) -> None:
