@@ -138,7 +138,7 @@ def test_the_gateway_is_away_for_the_whole_crawl(
     assert Counter(r["applied"] for r in gateway.results()) == {1: 60}
     run.send_signal(signal.SIGINT)
     assert run.wait(120) == 130
-    assert "go on" in folder.log(run)
+    assert "to continue" in folder.log(run)
 
 
 def test_a_fleet_shares_the_work(tmp_path: Path, site: Site, gateway: Gateway) -> None:

@@ -210,7 +210,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
     said = [
         line
         for line in capfd.readouterr().err.splitlines()
-        if "warning" in line or "longer" in line
+        if "warning" in line or "resolved" in line
     ]
     assert said == [
         "all jobs: warning: only 90 MB are free",
