@@ -11,10 +11,12 @@
         source       TEXT NOT NULL,
         source_file  TEXT,
         batch_size   INTEGER NOT NULL,
-        size         INTEGER NOT NULL DEFAULT 0, -- tasks accepted; decides whether pages send events
+        -- tasks accepted; decides whether pages send events
+        size         INTEGER NOT NULL DEFAULT 0,
         created_at   REAL NOT NULL,
         completed_at REAL,
-        watched      INTEGER NOT NULL DEFAULT 0  -- a `run` waits for it, and has not reported its end yet
+        -- a `run` waits for it, and has not reported its end yet
+        watched      INTEGER NOT NULL DEFAULT 0
     );
     CREATE UNIQUE INDEX jobs_by_key ON jobs(key) WHERE status <> 'done';
 
@@ -46,18 +48,23 @@
         source_file   TEXT,
         source_line   INTEGER,
         input         TEXT,
-        loopback      INTEGER NOT NULL DEFAULT 0, -- given on this machine's command line: may name loopback
+        -- given on this machine's command line: may name loopback
+        loopback      INTEGER NOT NULL DEFAULT 0,
         imported_at   REAL NOT NULL,
         completed_at  REAL,
-        is_open       INTEGER GENERATED ALWAYS AS (CASE WHEN status IN ('pending', 'processing') THEN 1 END) VIRTUAL
+        is_open       INTEGER GENERATED ALWAYS
+            AS (CASE WHEN status IN ('pending', 'processing') THEN 1 END) VIRTUAL
     );
     CREATE UNIQUE INDEX tasks_by_task_id ON tasks(task_id);
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open);
-    CREATE UNIQUE INDEX tasks_by_external_id ON tasks(external_id, source) WHERE external_id IS NOT NULL;
+    CREATE UNIQUE INDEX tasks_by_external_id ON tasks(external_id, source)
+        WHERE external_id IS NOT NULL;
     CREATE INDEX tasks_by_job ON tasks(job_id, status);
-    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id) WHERE status = 'pending' AND not_before = 0;
+    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id)
+        WHERE status = 'pending' AND not_before = 0;
     CREATE INDEX tasks_waiting ON tasks(not_before) WHERE status = 'pending' AND not_before > 0;
-    CREATE INDEX tasks_published ON tasks(message_id) WHERE status = 'pending' AND message_id IS NOT NULL;
+    CREATE INDEX tasks_published ON tasks(message_id) WHERE status = 'pending'
+        AND message_id IS NOT NULL;
     CREATE INDEX tasks_leased ON tasks(owner) WHERE status = 'processing';
 
     -- Further rows of input that mean a task which is there already: it counts for their job too.
@@ -122,7 +129,8 @@
     ALTER TABLE jobs ADD COLUMN deadline REAL;
     ALTER TABLE jobs ADD COLUMN hold TEXT;       -- paused, cancelled
     CREATE INDEX jobs_on_hold ON jobs(id) WHERE hold IS NOT NULL AND status <> 'done';
-    ALTER TABLE outbox ADD COLUMN archived_at REAL; -- left pending/ for an archive, and is not projected again
+    -- left pending/ for an archive, and is not projected again
+    ALTER TABLE outbox ADD COLUMN archived_at REAL;
     CREATE INDEX tasks_by_deadline ON tasks(deadline) WHERE status = 'pending' AND deadline < 9e15;
 
     -- Rows of input that no task could be made of: with them every row of a file is accounted for.
@@ -134,7 +142,8 @@
         PRIMARY KEY (job_id, source_line)
     ) WITHOUT ROWID;
 
-    -- What was handed over: each result that the filter lets through and whose last event is at most `horizon`.
+    -- What was handed over: each result that the filter lets through and whose last event is at
+    -- most `horizon`.
     CREATE TABLE exports (
         id      INTEGER PRIMARY KEY,
         at      REAL NOT NULL,
@@ -147,11 +156,13 @@
     );
 
 -- Schema 3
-    ALTER TABLE jobs ADD COLUMN options TEXT;    -- JSON: the rate that was asked for, whether robots.txt is ignored
+    -- JSON: the rate that was asked for, whether robots.txt is ignored
+    ALTER TABLE jobs ADD COLUMN options TEXT;
 
     ALTER TABLE results ADD COLUMN site TEXT NOT NULL DEFAULT 'default';
     ALTER TABLE results ADD COLUMN site_version TEXT NOT NULL DEFAULT '';
-    ALTER TABLE results ADD COLUMN same_as INTEGER; -- the first task with the same content, if there was one before
+    -- the first task with the same content, if there was one before
+    ALTER TABLE results ADD COLUMN same_as INTEGER;
     CREATE INDEX results_by_content ON results(substr(body_sha256, 1, 12));
 
     -- What the last page of a URL said about itself, so that one can ask whether it has changed.
@@ -163,22 +174,30 @@
     ) WITHOUT ROWID;
 
 -- Schema 4
-    -- A Gateway's task is known by the Gateway's own id: each gets its own answer, whatever URL it shares with others.
+    -- A Gateway's task is known by the Gateway's own id: each gets its own answer, whatever URL it
+    -- shares with others.
     DROP INDEX tasks_by_url;
-    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open, iif(source = 'gateway', external_id, ''));
+    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
+        iif(source = 'gateway', external_id, ''));
     ALTER TABLE tasks ADD COLUMN platform TEXT;      -- the site that a Gateway's task names
     CREATE INDEX tasks_of_gateway ON tasks(status) WHERE source = 'gateway';
 
-    ALTER TABLE outbox ADD COLUMN batch TEXT;        -- the request that it is sent in, again and again, until answered
-    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;  -- the Gateway has confirmed the page; 0: there is none to be sent
-    ALTER TABLE outbox ADD COLUMN late INTEGER NOT NULL DEFAULT 0; -- its deadline had passed when it was first sent
+    -- the request that it is sent in, again and again, until answered
+    ALTER TABLE outbox ADD COLUMN batch TEXT;
+    -- the Gateway has confirmed the page; 0: there is none to be sent
+    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;
+    -- its deadline had passed when it was first sent
+    ALTER TABLE outbox ADD COLUMN late INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE outbox ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE outbox ADD COLUMN not_before REAL NOT NULL DEFAULT 0;
     ALTER TABLE outbox ADD COLUMN code INTEGER;      -- the Gateway's last refusal: its status …
-    ALTER TABLE outbox ADD COLUMN problem TEXT;      -- … and its words; a fourth state is `rejected`
+    -- … and its words; a fourth state is `rejected`
+    ALTER TABLE outbox ADD COLUMN problem TEXT;
     DROP INDEX outbox_ready;
-    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NOT NULL;
-    CREATE INDEX outbox_pages ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NULL;
+    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready'
+        AND raw_sent_at IS NOT NULL;
+    CREATE INDEX outbox_pages ON outbox(created_at, task) WHERE state = 'ready'
+        AND raw_sent_at IS NULL;
 
     -- What a Gateway is to hear of its tasks that ended without a result.
     CREATE TABLE reports (
@@ -195,7 +214,8 @@
     CREATE TRIGGER report AFTER UPDATE OF status ON tasks
     WHEN new.source = 'gateway' AND new.status IN ('failed', 'skipped', 'expired')
     BEGIN
-        INSERT OR REPLACE INTO reports (task, state, created_at) VALUES (new.id, 'ready', ifnull(new.completed_at, 0));
+        INSERT OR REPLACE INTO reports (task, state, created_at) VALUES (new.id, 'ready',
+            ifnull(new.completed_at, 0));
     END;
     CREATE TRIGGER report_no_more AFTER UPDATE OF status ON tasks
     WHEN new.source = 'gateway' AND old.status IN ('failed', 'skipped', 'expired')
@@ -235,7 +255,8 @@
     );
     CREATE UNIQUE INDEX imports_by_job ON imports(job_id, checksum);
 
-    -- Deaths of workers that a page was in flight at and nobody could be blamed for: after some it is tried alone.
+    -- Deaths of workers that a page was in flight at and nobody could be blamed for: after some it
+    -- is tried alone.
     ALTER TABLE tasks ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
     DROP INDEX tasks_due;
     CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id)
@@ -244,15 +265,17 @@
         WHERE status = 'pending' AND not_before = 0 AND deaths >= 3;
 
 -- Schema 6
-    -- A row of input is known by the number of its file within the job, from 0, its line, and the how-many-eth it is on
-    -- that line, from 1. Rows of earlier schemas have number 0 whatever their file, and are known by their line alone.
+    -- A row of input is identified by the number of its file within the job, from 0, its line, and
+    -- its place on that line, from 1. Rows of earlier schemas have number 0 whatever their file,
+    -- and are identified by their line alone.
     ALTER TABLE tasks ADD COLUMN file_number INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE tasks ADD COLUMN source_item INTEGER NOT NULL DEFAULT 1;
     ALTER TABLE imports ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE jobs ADD COLUMN files INTEGER NOT NULL DEFAULT 0; -- that were given a number
     UPDATE jobs SET files = max(1,
         (SELECT count(*) FROM imports WHERE job_id = jobs.id),
-        iif(key LIKE 'name:%', (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = jobs.id), 1))
+        iif(key LIKE 'name:%', (SELECT count(DISTINCT source_file) FROM tasks
+            WHERE job_id = jobs.id), 1))
     WHERE source <> 'gateway';
 
     CREATE TABLE new_links (
@@ -264,7 +287,8 @@
         source_item INTEGER NOT NULL DEFAULT 1,
         PRIMARY KEY (job_id, task, file_number, source_line, source_item)
     ) WITHOUT ROWID;
-    INSERT INTO new_links (job_id, task, source_line, input) SELECT job_id, task, source_line, input FROM job_links;
+    INSERT INTO new_links (job_id, task, source_line, input)
+        SELECT job_id, task, source_line, input FROM job_links;
     DROP TABLE job_links;
     ALTER TABLE new_links RENAME TO job_links;
     CREATE INDEX job_links_by_task ON job_links(task);
@@ -283,38 +307,50 @@
     DROP TABLE rejected_rows;
     ALTER TABLE new_rejects RENAME TO rejected_rows;
 
-    -- A lost row opens the imports of its job again: whether they have ended since, no clock has to tell.
+    -- A lost row opens the imports of its job again: whether they have ended since, no clock has
+    -- to tell.
     UPDATE imports SET ended_at = NULL WHERE ended_at <= (
-        SELECT max(at) FROM losses WHERE job_id = imports.job_id AND kind = 'rows' AND settled_at IS NULL);
+        SELECT max(at) FROM losses WHERE job_id = imports.job_id AND kind = 'rows'
+            AND settled_at IS NULL);
 
 -- Schema 7
-    -- By these the doctor knows a row of input with a wrong byte; rows of earlier schemas have none.
+    -- By these the doctor knows a row of input with a wrong byte; rows of earlier schemas have
+    -- none.
     ALTER TABLE tasks ADD COLUMN row_crc32 INTEGER;
     ALTER TABLE job_links ADD COLUMN row_crc32 INTEGER;
 
-    -- A parameter such as utm_x made no other page before, nor did the order of the values of one parameter.
-    UPDATE tasks SET url_key = new_url_key(url, url_key) WHERE url LIKE '%?%' AND url_key <> new_url_key(url, url_key);
-    DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks WHERE id = validators.task);
+    -- A parameter such as utm_x made no other page before, nor did the order of the values of one
+    -- parameter.
+    UPDATE tasks SET url_key = new_url_key(url, url_key) WHERE url LIKE '%?%'
+        AND url_key <> new_url_key(url, url_key);
+    DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks
+        WHERE id = validators.task);
 
 -- Schema 8
-    -- What a Gateway stores results under, as a JSON list: parcel_id, platform, state, county. All that was ever sent.
+    -- What a Gateway stores results under, as a JSON list: parcel_id, platform, state, county. All
+    -- that was ever sent.
     CREATE TABLE delivery_keys (
         key  TEXT PRIMARY KEY,
         task INTEGER NOT NULL                    -- the last one that was sent under it
     ) WITHOUT ROWID;
     INSERT OR REPLACE INTO delivery_keys
-        SELECT json_array(parcel_id, ifnull(input ->> '$.platform', '') || '', ifnull(input ->> '$.state', '') || '',
+        SELECT json_array(parcel_id, ifnull(input ->> '$.platform', '') || '',
+            ifnull(input ->> '$.state', '') || '',
                           ifnull(input ->> '$.county', '') || ''), id
-        FROM (SELECT id, parcel_id, iif(json_valid(input), input, '{}') AS input FROM tasks) JOIN outbox ON task = id
+        FROM (SELECT id, parcel_id, iif(json_valid(input), input, '{}') AS input FROM tasks)
+            JOIN outbox ON task = id
         WHERE state IN ('synced', 'rejected') OR batch IS NOT NULL OR tries > 0 ORDER BY id;
-    ALTER TABLE outbox ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0; -- its first delivery may have hit another's row
+    -- its first delivery may have hit another's row
+    ALTER TABLE outbox ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0;
 
-    -- A Gateway counts a task as ours until it hears of its end, also where it has refused the result for good.
+    -- A Gateway counts a task as ours until it hears of its end, also where it has refused the
+    -- result for good.
     CREATE TRIGGER report_rejected AFTER UPDATE OF state ON outbox
     WHEN new.state = 'rejected' AND old.state <> 'rejected'
     BEGIN
         INSERT OR REPLACE INTO reports (task, state, created_at)
-            SELECT id, 'ready', new.created_at FROM tasks WHERE id = new.task AND source = 'gateway';
+            SELECT id, 'ready', new.created_at FROM tasks WHERE id = new.task
+                AND source = 'gateway';
     END;
     CREATE TRIGGER report_rejected_no_more AFTER UPDATE OF state ON outbox
     WHEN old.state = 'rejected' AND new.state <> 'rejected'
@@ -325,7 +361,8 @@
         SELECT task, 'ready', created_at FROM outbox JOIN tasks ON id = task
         WHERE state = 'rejected' AND source = 'gateway';
 
-    -- With each failure a task goes behind the next thousand: some pages that never come must not hold the others.
+    -- With each failure a task goes behind the next thousand: some pages that never come must not
+    -- hold the others.
     DROP INDEX tasks_due;
     CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id + failures * 1000)
         WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
