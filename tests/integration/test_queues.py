@@ -223,22 +223,21 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
 
 
 def inspect(folder: Folder, what: str) -> dict[str, Any]:
-    """What the worker here answers to `celery -A crawler inspect`."""
+    """What the worker here answers to `celery -A crawler inspect`.
+
+    It is asked again: a worker has children before it listens to such questions.
+    """
     name = f"celery@{socket.gethostname()}"
-    argv = (
-        "-m",
-        "celery",
-        "-A",
-        "crawler",
-        "inspect",
-        what,
-        "--json",
-        "--timeout",
-        "60",
-        "--destination",
-        name,
-    )
-    facts: dict[str, Any] = json.loads(typed(folder, *argv))[name]
+    command = f"-m celery -A crawler inspect {what} --json --timeout 10 --destination {name}"
+    answers: dict[str, Any] = {}
+
+    def answered() -> bool:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            answers.update(json.loads(typed(folder, *command.split())))
+        return name in answers
+
+    wait_for(answered, 120, "the worker's answer")
+    facts: dict[str, Any] = answers[name]
     return facts
 
 
