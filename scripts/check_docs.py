@@ -1,5 +1,5 @@
-"""Fails where docs and code disagree: features without their tests, a lock that is not what
-pyproject.toml asks for, SQL outside the packages that own a database."""
+"""Fails where docs and code disagree: features without their tests, dead links, a lock that is not
+what pyproject.toml asks for, SQL outside the packages that own a database."""
 
 import ast
 import re
@@ -36,6 +36,35 @@ def features() -> list[str]:
         ]
         done += bool(row["tests"]) and not missing
     print(f"features with a test: {done} of {FEATURES}")
+    return problems
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings make."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    headings = (line.lower().strip() for line in re.findall(r"(?m)^#+ (.*)$", text))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+def links() -> list[str]:
+    """Links between our pages that lead nowhere."""
+    problems = []
+    for page in (
+        *Path().glob("*.md"),
+        *Path("docs").rglob("*.md"),
+        *Path("benchmarks").glob("*.md"),
+    ):
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            file, _, anchor = link.partition("#")
+            target = page
+            if file:
+                target = page.parent / file
+            if "://" in link:
+                continue
+            if not target.exists():
+                problems.append(f"{page}: {link} does not exist")
+            elif anchor and anchor not in anchors(target):
+                problems.append(f"{page}: {link} has no such heading")
     return problems
 
 
@@ -79,7 +108,7 @@ def statements() -> list[str]:
 
 
 if __name__ == "__main__":
-    found = features() + lock() + statements()
+    found = features() + links() + lock() + statements()
     for problem in found:
         print(problem, file=sys.stderr)
     sys.exit(1 if found else 0)
