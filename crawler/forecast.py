@@ -181,7 +181,7 @@ def sentence(seen: Forecast, job: Job, limits: CrawlLimits, now: float, tz: tzin
     """Say when a job is done and what is to spare, or what misses the deadline and what helps."""
     basis = ""
     if not seen.measured:
-        basis += " (no page of these domains came yet: 0.5 s each is assumed)"
+        basis += " (assuming 0.5 s a page: none of these domains has answered yet)"
     if not limits.running:
         basis += f"; no worker runs now: {program()} up starts some"
     done = times.show(now + seen.seconds, now, tz)

@@ -31,7 +31,7 @@ class Step(msgspec.Struct, frozen=True):
     detail: dict[str, Any] = {}
 
 
-class Timeline(msgspec.Struct, frozen=True):
+class TaskHistory(msgspec.Struct, frozen=True):
     """A task and all its events, in order."""
 
     task_id: str
@@ -46,7 +46,9 @@ class Timeline(msgspec.Struct, frozen=True):
     """What the task waits for."""
 
 
-def timeline(lpm: LocalPersistenceManager, task: int, finder: WaitFinder | None = None) -> Timeline:
+def timeline(
+    lpm: LocalPersistenceManager, task: int, finder: WaitFinder | None = None
+) -> TaskHistory:
     """Return all events of a task, from its import to its delivery; with `finder` also its
     waits."""
     facts = lpm.timeline.task(task)
@@ -60,7 +62,7 @@ def timeline(lpm: LocalPersistenceManager, task: int, finder: WaitFinder | None 
     their_id = None
     if facts["source"] in THEIRS:
         their_id = facts["external_id"]
-    return Timeline(
+    return TaskHistory(
         task_id=facts["task_id"],
         their_id=their_id,
         url=facts["url"],

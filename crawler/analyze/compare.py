@@ -113,7 +113,7 @@ def _add(index: RunIndex, run: Run, source: Source, progress: Callable[[int], No
         index.add(run, _key(url), str(parcel), seconds, url, str(verdict), data)
 
     found = profile(source, progress, keep)
-    for task in source.unfinished():
+    for task in source.ended_without_result():
         index.add(run, *task)
     return found
 

@@ -145,11 +145,11 @@ class Source:
             return iter(())
         return self.lpm.results.sizes(self.job)
 
-    def unfinished(self) -> Iterator[tuple[Any, ...]]:
+    def ended_without_result(self) -> Iterator[tuple[Any, ...]]:
         """Yield key, parcel, time, URL and reason of every task that ended without a result."""
         if self.lpm is None:
             return iter(())
-        return self.lpm.counts.unfinished(self.job)
+        return self.lpm.counts.ended_without_result(self.job)
 
 
 def find(name: str, job: str | None, data_dir: Path) -> Source:

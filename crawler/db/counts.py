@@ -6,7 +6,7 @@ from typing import Any
 from crawler.config import program
 from crawler.db import siblings
 from crawler.db.results import matching
-from crawler.db.store import DUE, ENDED, TURN, Part, members, of_job
+from crawler.db.store import DUE, TURN, WITHOUT_RESULT, Part, members, of_job
 from crawler.db.tasks import SHOWN_COLUMNS, as_shown
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Job, TaskCounts, TaskStatus
@@ -179,7 +179,7 @@ class Counts(Part):
         condition, values = of_job(self._db, job)
         rows = self._db.all(
             f"""SELECT status, ifnull(error_type, 'unknown'), count(*) FROM tasks
-                WHERE status IN {ENDED} AND {condition}
+                WHERE status IN {WITHOUT_RESULT} AND {condition}
                 GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2""",
             values,
         )
@@ -207,7 +207,7 @@ class Counts(Part):
         rows = self._db.all(
             f"""SELECT {SHOWN_COLUMNS} FROM (
                     SELECT min(id) AS first, count(*) AS count FROM tasks
-                    WHERE {condition} AND status IN {ENDED}
+                    WHERE {condition} AND status IN {WITHOUT_RESULT}
                     GROUP BY status, error_type) JOIN tasks ON tasks.id = first
                 ORDER BY count DESC, first LIMIT ?""",
             (*values, most),
@@ -221,7 +221,7 @@ class Counts(Part):
         rows = self._db.all(
             f"""SELECT t.status, coalesce(t.error_type, 'unknown'), count(*), t.url,
                     coalesce(t.error_message, ''), min(t.id)
-                FROM tasks t WHERE t.status IN {ENDED} AND {condition}
+                FROM tasks t WHERE t.status IN {WITHOUT_RESULT} AND {condition}
                 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""",
             values,
         )
@@ -231,19 +231,20 @@ class Counts(Part):
         """Each domain with its completed tasks, and those that ended without a result."""
         condition, values = matching(job, None)
         return self._db.all(
-            f"""SELECT t.domain, sum(t.status = 'completed'), sum(t.status IN {ENDED})
+            f"""SELECT t.domain, sum(t.status = 'completed'), sum(t.status IN {WITHOUT_RESULT})
                 FROM tasks t WHERE {condition} GROUP BY 1""",
             values,
         )
 
-    def unfinished(self, job: Job | None) -> Iterator[tuple[Any, ...]]:
+    def ended_without_result(self, job: Job | None) -> Iterator[tuple[Any, ...]]:
         """URL key, parcel, time, URL and reason of every task that ended without a result."""
         condition, values = matching(job, None)
         last = 0
         while rows := self._db.all(
             f"""SELECT t.id, t.url_key, t.parcel_id, ifnull(t.completed_at, 0.0), t.url,
                     ifnull(t.error_type, t.status) FROM tasks t
-                WHERE t.status IN {ENDED} AND {condition} AND t.id > ? ORDER BY t.id LIMIT 1000""",
+                WHERE t.status IN {WITHOUT_RESULT} AND {condition} AND t.id > ?
+                ORDER BY t.id LIMIT 1000""",
             (*values, last),
         ):
             for _, *row in rows:

@@ -34,7 +34,7 @@ DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 """Tasks that any worker may take; the condition of the index tasks_due."""
 TURN = "id + failures * 1000"
 """The order of due tasks of a domain; the index tasks_due has it."""
-ENDED = "('failed', 'skipped', 'expired')"
+WITHOUT_RESULT = "('failed', 'skipped', 'expired')"
 THEIRS = ("gateway", "bundle")
 """Sources whose tasks carry a Gateway's id; for others `external_id` is the name of a call."""
 THEIR_ID = "iif(t.source IN ('gateway', 'bundle'), ifnull(t.external_id, t.task_id), t.task_id)"

@@ -53,7 +53,7 @@ def note_all(db: Database, tasks: str, kind: str, detail: dict[str, Any], now: f
 
 
 class Timeline(Part):
-    """Reads events, and notes the exports that they are compared with."""
+    """Reads the events of tasks, and records exports."""
 
     def last_event(self) -> int:
         """The id of the last event; every event so far has this id or a lower one."""

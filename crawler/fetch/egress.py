@@ -205,7 +205,7 @@ class Egress:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def judge(self, address: Ip, reach: Reach = Reach.GLOBAL) -> str:
+    def objection(self, address: Ip, reach: Reach = Reach.GLOBAL) -> str:
         """Return why an address is out of reach, or an empty string."""
         if reach is not Reach.GLOBAL and is_loopback(address):
             return ""
@@ -223,7 +223,7 @@ class Egress:
         found = await self._resolve(host)
         if not found:
             raise FetchError("dns", f"the host name {host[:200]} has no address")
-        objections = [self.judge(_parsed(text), reach) for text in found]
+        objections = [self.objection(_parsed(text), reach) for text in found]
         good = [text for text, problem in zip(found, objections, strict=True) if not problem]
         if not good or (every and len(good) < len(found)):
             raise forbidden(host, next(filter(None, objections)))
@@ -249,7 +249,7 @@ class Egress:
 
     def confirm(self, host: str, address: str, reach: Reach) -> None:
         """Check the address that is really connected to; raises `FetchError`."""
-        if problem := self.judge(_parsed(address), reach):
+        if problem := self.objection(_parsed(address), reach):
             raise forbidden(host, problem)
 
     async def _resolve(self, host: str) -> Sequence[str]:

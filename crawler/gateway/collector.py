@@ -260,10 +260,10 @@ class Collector:
             kind = min(self._due, key=lambda name: self._due[name])
             wait_s = POLL_S
             try:
-                if free := self.free():
-                    asked_s = await self._ask_and_store(free, kind)
+                if room := self.room():
+                    wait_s = await self._ask_and_store(room, kind)
                     self._backoff.succeeded()
-                    self._due[kind] = loop.time() + _with_jitter(asked_s)
+                    self._due[kind] = loop.time() + _with_jitter(wait_s)
                     wait_s = max(0.0, min(self._due.values()) - loop.time())
             except CrawlerError as error:
                 wait_s = _with_jitter(self._backoff.failed(error))
@@ -283,7 +283,7 @@ class Collector:
                 request.exception()  # mark it as seen, or asyncio logs it
             self.asking.clear()
 
-    def free(self) -> int:
+    def room(self) -> int:
         """Return how many tasks to ask for now; 0 if they are too few for a request."""
         if self._lpm.jobs.get(self._job.id).hold or self._lpm.gateway.note("order"):
             return 0

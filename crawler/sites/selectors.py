@@ -39,6 +39,8 @@ _READERS: dict[str, Callable[[str, values.Locale], Any]] = {
     "date": values.day,
     "boolean": lambda text, _: values.boolean(text),
 }
+_NUMERIC = frozenset({"number", "integer"})
+"""Types whose digits stay apart where they are in different elements."""
 
 
 @lru_cache(maxsize=10_000)
@@ -177,7 +179,7 @@ class _Page:
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
-        of_number = field.type in ("number", "integer") and not field.regex
+        of_number = field.type in _NUMERIC and not field.regex
         attribute = field.attr
         if field.type == "url" and not attribute:
             attribute = _SOURCES.get(node.tag or "", "")

@@ -281,7 +281,7 @@ class Worker:
             self._pages.uncommitted >= MAX_UNCOMMITTED
             or self._tries_suspect
             or self._writer.trouble
-            or self._health.lacks_resources
+            or self._health.had_shortage
         )
 
     async def _free_memory(self, queues: Sequence[str]) -> bool:
@@ -308,7 +308,7 @@ class Worker:
 
     async def _scrape(self, task: int, end: float) -> TaskStatus:
         while True:
-            status, not_before, domain, job_id = await self._claims.run(self._claims.stand, task)
+            status, not_before, domain, job_id = await self._claims.run(self._claims.state_of, task)
             is_open = status in (TaskStatus.PENDING, TaskStatus.PROCESSING)
             if not is_open or time.monotonic() > end or self.stopping:
                 return status
@@ -326,6 +326,6 @@ class Worker:
         self, task: int, domain: str, job_id: int | None
     ) -> tuple[Claimed | None, float]:
         """Claim one task; otherwise return in how many seconds to ask again."""
-        if self._health.is_short and not (self._memory.is_full and self._memory.relieve()):
+        if self._health.must_not_claim and not (self._memory.is_full and self._memory.relieve()):
             return None, POLL_S
         return await self._claims.claim_task(task, domain, job_id)

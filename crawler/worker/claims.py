@@ -244,7 +244,7 @@ class Claims:
         """Let the maintainer publish again what is left of a message."""
         self._lpm.tasks.unpublish([message_id])
 
-    def stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
+    def state_of(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
         return self._lpm.tasks.state_of(task)
 

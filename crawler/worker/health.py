@@ -64,17 +64,17 @@ class Health:
         self._complained_at = -COMPLAINT_INTERVAL_S
 
     @property
-    def lacks_resources(self) -> bool:
+    def had_shortage(self) -> bool:
         """Whether a shortage was noted within the last second."""
         return self._clock() < self._short_until
 
     @property
-    def is_short(self) -> bool:
+    def must_not_claim(self) -> bool:
         """Whether nothing may be claimed for lack of memory or other resources."""
-        return self._memory.is_full or self.lacks_resources
+        return self._memory.is_full or self.had_shortage
 
     def note_shortage(self, lack: str) -> None:
-        """Claim nothing for a second."""
+        """Note what is lacking; nothing is claimed for a second after it."""
         self._shortage, self._short_until = lack, self._clock() + SHORTAGE_PAUSE_S
 
     def note_store(self, problem: str) -> None:
@@ -98,7 +98,7 @@ class Health:
             self._owner.trouble(problem)
         self._published = problem
         now = self._clock()
-        if self.is_short:
+        if self.must_not_claim:
             if not self._was_short:
                 log.warning("nothing more is claimed for now: %s", problem)
             self._was_short, self._last_short = True, now
@@ -111,7 +111,7 @@ class Health:
             used = f"{self._memory.used:,} bytes of memory"
             return f"the pages in flight take {used}, as many as they may"
         problem = writer_problem or self._store_problem or self._disk.problem or ""
-        if not problem and self.lacks_resources:
+        if not problem and self.had_shortage:
             problem = self._shortage
         return problem
 

@@ -110,7 +110,7 @@ def test_pause_puts_the_gateways_tasks_aside_and_resume_goes_on(
 
     def free() -> int:
         async def ask(client: GatewayClient) -> int:
-            return collector(lpm, told, client).free()
+            return collector(lpm, told, client).room()
 
         found: int = with_client(told, ask)
         return found
@@ -166,9 +166,9 @@ def test_the_collector_asks_for_what_there_is_room_for(
 
     async def ask(client: GatewayClient) -> list[int]:
         mine = collector(lpm, told, client, platforms=["a b", "c"], capacity=150)
-        free = [mine.free()]
+        free = [mine.room()]
         await mine.ask(free[0])
-        free.append(mine.free())
+        free.append(mine.room())
         return free
 
     assert with_client(told, ask) == [150, 143]
@@ -234,7 +234,7 @@ def test_no_work_is_asked_for_while_the_disk_is_full(
     told = settings(lpm, gateway, CRAWLER_MIN_FREE=str(10**11 * 9))
 
     async def ask(client: GatewayClient) -> int:
-        return collector(lpm, told, client).free()
+        return collector(lpm, told, client).room()
 
     assert with_client(told, ask) == 0
 

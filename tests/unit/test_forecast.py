@@ -112,7 +112,7 @@ def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
     assert late.startswith(
         "412 of 5,000 will miss the deadline 10:00 EET: d takes 8 at a time; drop 412 of its 5,000"
     )
-    assert "0.5 s each is assumed" in late
+    assert "assuming 0.5 s a page" in late
     assert "raise --workers (now 2)" in sentence(few, job(NOW + 3600), LIMITS, NOW, SOFIA)
 
 

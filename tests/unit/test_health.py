@@ -49,12 +49,12 @@ def test_a_shortage_lasts_a_second_and_is_logged_when_it_begins_and_ends(
     health = Health(owner, Memory(), FreeSpace(tmp_path, 0, clock), clock)
 
     health.note_shortage("there are too many open files")
-    assert [health.is_short] == [True]
+    assert [health.must_not_claim] == [True]
     health.publish("")
     assert trouble(owner) == "there are too many open files"
 
     clock.now += 2
-    assert [health.is_short] == [False]
+    assert [health.must_not_claim] == [False]
     health.publish("")
     assert trouble(owner) == ""
     health.note_shortage("there are too many open files")
@@ -73,12 +73,12 @@ def test_full_memory_is_told_before_all_else(owner: owners.Owner, tmp_path: Path
     budget.hold(memory.limit)
 
     health.publish("the disk is full")
-    assert [health.is_short] == [True]
+    assert [health.must_not_claim] == [True]
     assert "bytes of memory, as many as they may" in trouble(owner)
 
     budget.release()
     health.publish("the disk is full")
-    assert [health.is_short] == [False]
+    assert [health.must_not_claim] == [False]
     assert trouble(owner) == "the disk is full"
 
 

@@ -157,7 +157,7 @@ def test_an_unforeseen_error_costs_one_page(process: Process) -> None:
 
     assert (outcome.status, outcome.error_type) == (TaskStatus.FAILED, "internal")
     assert "a defect" in (outcome.error_message or "")
-    assert not process.health.is_short
+    assert not process.health.must_not_claim
 
 
 def test_a_shortage_of_the_process_is_not_charged_to_the_page(process: Process) -> None:
@@ -170,7 +170,7 @@ def test_a_shortage_of_the_process_is_not_charged_to_the_page(process: Process) 
     outcome, _ = asyncio.run(process.crawl())
 
     assert outcome.shortage
-    assert process.health.is_short
+    assert process.health.must_not_claim
     [row] = process.lpm.store.db.all("SELECT status, attempts, failures FROM tasks")
     assert row == ("pending", 0, 0)
 

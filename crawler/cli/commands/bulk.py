@@ -84,7 +84,7 @@ _IMPORT_OPTIONS = (
     click.option(
         "--deadline",
         type=Deadline(),
-        help="Tasks that are not done by then expire: 17:00, 45m or 2026-11-15T17:00.",
+        help="Tasks not done by then expire: 17:00 (the next one), 45m or 2026-11-15T17:00.",
     ),
     click.option(
         "--job",
@@ -244,17 +244,19 @@ def say_forecast(settings: Settings, job: Job, starting: bool = False) -> Foreca
     """
     now, tz = time.time(), times.zone(settings.timezone)
     with LocalPersistenceManager(settings.data_dir) as lpm:
-        look = WaitFinder(settings, lpm)
-        limits = look.limits(job)
+        finder = WaitFinder(settings, lpm)
+        limits = finder.limits(job)
         limits = msgspec.structs.replace(limits, running=limits.running or starting)
-        waits = [wait for wait in look.find(job, lpm.counts.progress(job)) if wait.kind != "worker"]
+        waits = [
+            wait for wait in finder.find(job, lpm.counts.progress(job)) if wait.kind != "worker"
+        ]
         forecast = of_job(lpm.counts, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not forecast.tasks:
         return None
     if endless := endless_wait(waits):
-        say(f"no forecast: {look.describe(endless)}")
+        say(f"no forecast: {finder.describe(endless)}")
         return None
     say(f"forecast: {sentence(forecast, job, limits, now, tz)}")
     return forecast

@@ -36,7 +36,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from crawler.history import Step, Timeline
+    from crawler.history import Step, TaskHistory
 
 _WITHOUT_RESULT = ("failed", "skipped", "expired")
 _MAX_LISTED = 100
@@ -109,9 +109,9 @@ def show(name: str, as_json: bool) -> None:
         each = find_job(lpm, name)
         receipt = lpm.receipt(each)
         examples = lpm.counts.examples(each)
-        look, now = WaitFinder(settings, lpm), lpm.now()
-        limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
-        waits = look.find(each, receipt.books)
+        finder, now = WaitFinder(settings, lpm), lpm.now()
+        limits, later = finder.limits(each), lpm.jobs.later_namesakes(each)
+        waits = finder.find(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
         forecast = None
         if receipt.books.open and not endless:
@@ -132,7 +132,7 @@ def show(name: str, as_json: bool) -> None:
         print(f"forecast: {sentence(forecast, each, limits, now, tz)}")
     for wait in waits:
         title = "no forecast" if wait is endless else "waits"
-        print(f"{title}: {printable(look.describe(wait))}")
+        print(f"{title}: {printable(finder.describe(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 
@@ -415,8 +415,8 @@ def why(url: str, as_json: bool) -> None:
 
     settings = config.load()
     with existing_store() as lpm:
-        look = WaitFinder(settings, lpm)
-        found = [timeline(lpm, task, look) for task in lpm.tasks.find(url)]
+        finder = WaitFinder(settings, lpm)
+        found = [timeline(lpm, task, finder) for task in lpm.tasks.find(url)]
     if as_json:
         print_json(found)
         return
@@ -426,7 +426,7 @@ def why(url: str, as_json: bool) -> None:
         _print_timeline(each, times.zone(settings.timezone))
 
 
-def _print_timeline(found: "Timeline", tz: tzinfo | None) -> None:
+def _print_timeline(found: "TaskHistory", tz: tzinfo | None) -> None:
     from crawler.waits import describe_wait
 
     print(printable(found.url or found.their_id or "no URL"))

@@ -20,7 +20,7 @@ from crawler.cli.options import data_dir_option, json_option, robots_option, ses
 from crawler.cli.output import existing_store, print_json, require_store, say
 from crawler.config import Settings, program
 from crawler.errors import FetchError, InputError, UsageError
-from crawler.logs import printable
+from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions, NewTask, Page, TaskStatus
 from crawler.results import whole_file
@@ -169,7 +169,7 @@ def _print_report(report: dict[str, Any]) -> None:
     if report["status"] != TaskStatus.COMPLETED:
         message = printable(report["error_message"] or "not done yet")
         print(f"{report['status']}: {message} ({report['error_type']})")
-        print(f"task {report['task_id']}, {report['attempts']} attempts")
+        print(f"task {report['task_id']}, {counted(report['attempts'], 'attempt')}")
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _print_fields(report["data"])

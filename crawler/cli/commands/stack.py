@@ -265,10 +265,13 @@ def _print_examples(data_dir: Path) -> None:
             fields = result["data"].get("fields", {})
             text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
             print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")
-    python, data = os.path.relpath(sys.executable), os.path.relpath(data_dir)
     print("See more:")
-    print(f"  {python} -m crawler --data-dir {data} status")
-    print(f"  {python} -m crawler --data-dir {data} results export --output results.jsonl")
+    folder = Path(os.path.relpath(sys.executable)).parent
+    if shutil.which("python") != sys.executable and (folder / "activate").is_file():
+        print(f"  . {folder}/activate")
+    command = program(Path(os.path.relpath(data_dir)))
+    print(f"  {command} status")
+    print(f"  {command} results export --output results.jsonl")
 
 
 @click.command()

@@ -71,7 +71,7 @@ _SERVICES = ("supervisor", "redis", "worker", "agent", "flower")
 @json_option
 @data_dir_option
 def status(watch: bool, interval: float, as_json: bool) -> None:
-    """Show progress, running processes and disk space, whether the stack is up or down.
+    """Show progress, running processes and disk space. It works with the stack up or down.
 
     \b
     Example:
@@ -79,7 +79,7 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
       python -m crawler status --watch
     """
     settings = config.load()
-    if not _is_starting(settings):
+    if not _is_stack_up(settings):
         require_store(settings.data_dir)
     if watch:
         Watch(settings, as_json).run(interval)
@@ -89,7 +89,7 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
         _print_status(gather(settings), settings)
 
 
-def _is_starting(settings: Settings) -> bool:
+def _is_stack_up(settings: Settings) -> bool:
     """Return whether a stack is up: one that has just started will create its store."""
     from crawler.stack import read_stack
 
@@ -132,9 +132,9 @@ def _add_store_facts(
         facts["rate"] = round(counts.rate(lpm.now()), 2)
         growth = counts.growth(lpm.now())
         facts["gateway"] = _gateway(lpm)
-    look = WaitFinder(settings, lpm)
-    facts["waits"] = _waits(look, jobs, facts)
-    late = _late_jobs(settings, lpm, look, jobs, facts)
+    finder = WaitFinder(settings, lpm)
+    facts["waits"] = _waits(finder, jobs, facts)
+    late = _late_jobs(settings, lpm, finder, jobs, facts)
     missing = lpm.unaccounted(jobs)
     for job, unaccounted in zip(jobs, missing, strict=True):
         facts["job_facts"][job.name] = {
@@ -151,18 +151,20 @@ def _add_store_facts(
         facts["store"] = {"bytes": lpm.sizes(), **growth}
 
 
-def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _waits(finder: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what stops or delays the crawl, each with its line and the jobs that it stops."""
     found = [
-        msgspec.structs.asdict(wait) | {"line": look.describe(wait), "jobs": []}
-        for wait in look.find(None, facts["books"])
+        msgspec.structs.asdict(wait) | {"line": finder.describe(wait), "jobs": []}
+        for wait in finder.find(None, facts["books"])
     ]
     if not found or found[0]["stops"]:
         return found
     books = facts["jobs"]
     idle = [job for job in jobs if books[job.name].open and not books[job.name].processing]
     for job in idle[:MAX_JOBS]:
-        stops = {(wait.kind, wait.domain) for wait in look.find(job, books[job.name]) if wait.stops}
+        stops = {
+            (wait.kind, wait.domain) for wait in finder.find(job, books[job.name]) if wait.stops
+        }
         for each in found:
             if (each["kind"], each["domain"]) in stops and each["kind"] != "paused":
                 each["jobs"].append(job.name)
@@ -172,7 +174,7 @@ def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dic
 def _late_jobs(
     settings: Settings,
     lpm: LocalPersistenceManager,
-    look: WaitFinder,
+    finder: WaitFinder,
     jobs: list[Job],
     facts: dict[str, Any],
 ) -> dict[str, str]:
@@ -183,8 +185,8 @@ def _late_jobs(
     due = [job for job in jobs if job.deadline and facts["jobs"][job.name].open]
     found = {}
     for job in due[:MAX_JOBS]:
-        limits = look.limits(job)
-        forecast = of_job(lpm.counts, job, limits, now, look.find(job, facts["jobs"][job.name]))
+        limits = finder.limits(job)
+        forecast = of_job(lpm.counts, job, limits, now, finder.find(job, facts["jobs"][job.name]))
         if forecast.misses:
             found[job.name] = sentence(forecast, job, limits, now, tz)
     return found
