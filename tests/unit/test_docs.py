@@ -91,11 +91,10 @@ def test_the_kill_table_has_one_source() -> None:
     assert list(stack.PEER_LOSSES) == measured
     for peer in stack.PEERS.split(", "):
         assert peer.lower() in section
-    assert re.search(
-        rf"\| Scrapy .* \| {filtered[0]}, or none and {plain[1]} fetched again \|", readme
-    )
+    scrapy = f"{filtered[0]}, or {plain[0]} but {plain[1]} fetched again"
+    assert re.search(rf"\| Scrapy, as shipped \| \d+ \| {scrapy}, by how it is started \|", readme)
     assert re.search(rf"\| scrapy-redis \| \d+ \| {persistent[0]} \|", readme)
-    assert re.search(rf"\| Crawlee, memory; disk \| [\d; ]+ \| –; {crawlee[0]} \|", readme)
+    assert re.search(rf"\| Crawlee, on disk \| \d+ \| {crawlee[0]} \|", readme)
     assert re.search(rf"\| one Celery task per URL \| \d+ \| {celery[0]} \|", readme)
 
 
