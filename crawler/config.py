@@ -145,6 +145,13 @@ def program(data_dir: Path | None = None, environ: Mapping[str, str] = os.enviro
     return f"python -m crawler --data-dir {shlex.quote(store)}"
 
 
+def argument(text: str) -> str:
+    """Quote the last argument of a suggested command; one that begins with a dash follows `--`."""
+    if text.startswith("-"):
+        return f"-- {shlex.quote(text)}"
+    return shlex.quote(text)
+
+
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. An unknown name or a bad value is an error that names the nearest valid
     one."""

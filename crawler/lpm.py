@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgspec
 
-from crawler.config import failpoint, program
+from crawler.config import argument, failpoint, program
 from crawler.db import guard, owners, results, siblings, tasks, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
@@ -456,7 +456,7 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
 
 
 def _accept(job: Job) -> str:
-    return f"accept that with: {program()} job accept {shlex.quote(job.name)}"
+    return f"accept that with: {program()} job accept {argument(job.name)}"
 
 
 def _is_broken_off(job: Job, lost: Sequence[Loss]) -> bool:

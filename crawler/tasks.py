@@ -5,6 +5,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from celery import uuid
 from celery.exceptions import Reject
 
 from crawler import urls
@@ -36,7 +37,8 @@ def _scrape_task(
     given = dict(options or {})
     if session_id:
         given = {"session_id": session_id} | given
-    return scrape_url(this_child().worker, url, self.request.id, given)
+    call_id = self.request.id or uuid()  # a plain call of the function has no message
+    return scrape_url(this_child().worker, url, call_id, given)
 
 
 scrape_task, crawl_url = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from crawler import times
-from crawler.config import Settings, program
+from crawler.config import Settings, argument, program
 from crawler.db import owners
 from crawler.db.jobs import mend
 from crawler.errors import ServiceError
@@ -647,7 +647,7 @@ def _verb(tasks: int) -> str:
 
 
 def _resume_command(job: Job) -> str:
-    return f"{program()} job resume {shlex.quote(printable(job.name))}"
+    return f"{program()} job resume {argument(printable(job.name))}"
 
 
 def _is_stopped(pid: int) -> bool:

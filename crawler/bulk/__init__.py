@@ -13,7 +13,7 @@ import msgspec
 
 from crawler import sites as sites_config
 from crawler.bulk import rows
-from crawler.config import Settings, failpoint, program
+from crawler.config import Settings, argument, failpoint, program
 from crawler.db import guard
 from crawler.db.imports import RejectedRow
 from crawler.errors import InputError, StoreFull
@@ -128,7 +128,7 @@ def import_file(
                     progress(f"{counts.total():,} rows read")
             if rows.checksum(file) != checksum:
                 # Imported again, it makes another job: this one would wait for its rows for ever.
-                accept = f"{program()} job accept {shlex.quote(job.name)}"
+                accept = f"{program()} job accept {argument(job.name)}"
                 hint = f"import it again, and keep what came in of it with: {accept}"
                 raise InputError(str(file), f"it was changed while it was read; {hint}")
             lpm.imports.close(job, lpm.now(), checksum, counts.total())

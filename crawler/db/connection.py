@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _DAMAGED = (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError)
+_OTHER_SCHEMA = re.compile(r"no such (table|column|index)\b|(table|index) \S+ already exists")
+"""What SQLite says of a database whose tables are not those of its version."""
 _UNWRITABLE = (
     apsw.FullError,
     apsw.IOError,
@@ -297,7 +300,8 @@ def store_errors(path: Path, raw: bool = False) -> Iterator[None]:
 
 def _as_store_error(path: Path, error: Exception) -> StoreError | None:
     """The package's error for one of SQLite or the disk; None for a programming error."""
-    if isinstance(error, _DAMAGED):
+    lacks_tables = isinstance(error, apsw.SQLError) and _OTHER_SCHEMA.search(str(error))
+    if lacks_tables or isinstance(error, _DAMAGED):
         damage = f"{path} is damaged or not a database ({error}); it was left as it is"
         if path.name == "lpm.db":
             damage += f"; {program()} doctor tells what can be saved"

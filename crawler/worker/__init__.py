@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -139,12 +140,12 @@ class Worker:
 
         The maintainer publishes again what is left of the message then.
         """
-        return self._call(message_id, self._slice(queues, message_id))
+        return self._call(message_id, partial(self._slice, queues, message_id))
 
     def scrape(self, task: int, give_up_s: float, message_id: str = "") -> TaskStatus:
         """Take one task through all its attempts now; returns its status when that is done or time
         is up."""
-        return self._call(message_id, self._scrape(task, time.monotonic() + give_up_s))
+        return self._call(message_id, partial(self._scrape, task, time.monotonic() + give_up_s))
 
     def forget(self, domain: str, owner: str) -> None:
         """Note that a dead process has no request in flight at a domain."""
@@ -165,15 +166,15 @@ class Worker:
             self._loop.call_soon_threadsafe(self._finish.set)
             self._thread.join(STOP_GRACE_S + 5)
 
-    def _call(self, message_id: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, with its message noted as in hand."""
+    def _call(self, message_id: str, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine function in the loop, with its message noted as in hand."""
 
         async def noted() -> T:
             call = asyncio.current_task()
             assert call is not None
             self._calls.add(call)
             try:
-                return await coroutine
+                return await function()
             finally:
                 self._calls.discard(call)
 

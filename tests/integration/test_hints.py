@@ -47,6 +47,21 @@ def test_no_proposed_command_leaves_the_store_out() -> None:
     assert program(environ={}) == "python -m crawler"
 
 
+def test_a_job_whose_name_begins_with_a_dash_is_no_option(folder: Folder, site: Site) -> None:
+    """The command that continues a paused job works as printed, whatever the job is called."""
+    (folder.path / "list.txt").write_text(f"{site.page(1)}\n")
+    folder.crawler("bulk", "import", "list.txt", "--job", "-x y")
+
+    paused = folder.crawler("job", "pause", "--", "-x y")
+    shown = folder.crawler("job", "show", "--", "-x y")
+    hint = paused.stdout.partition("continue with: ")[2].strip()
+    resumed = folder.crawler(*shlex.split(hint.removeprefix("python -m crawler ")))
+
+    assert hint.endswith("job resume -- '-x y'")
+    assert hint in shown.stdout
+    assert resumed.returncode == 0, resumed.stderr
+
+
 def test_proposed_commands_work_as_typed(folder: Folder, site: Site) -> None:
     """With a store and a job whose names need quotes, what is printed leads to the same store and
     the same job."""

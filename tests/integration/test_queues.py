@@ -138,6 +138,21 @@ def test_celery_call_scrapes_one_url(folder: Folder, site: Site, redis_url: str)
     assert result["data"]["title"].startswith("Parcel 123")
 
 
+def test_the_task_is_a_function_too(folder: Folder, site: Site, redis_url: str) -> None:
+    """`scrape_task(url)` in a Python program fetches there, without a message or a worker."""
+    folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    program = (
+        "import json, sys\nfrom crawler.tasks import scrape_task\n"
+        "print(json.dumps(scrape_task(sys.argv[1])))"
+    )
+
+    found = json.loads(typed(folder, "-W", "error", "-c", program, site.page(5)))
+
+    assert found["status"] == TaskStatus.COMPLETED
+    assert found["url"] == site.page(5)
+    assert folder.books().completed == 1
+
+
 def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_url: str) -> None:
     """`scrape_task.delay(url)` prints an id, and `.get()` gives the record; failing pages say
     why."""

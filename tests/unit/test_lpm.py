@@ -772,6 +772,40 @@ def test_a_newer_database_is_refused(lpm: LocalPersistenceManager) -> None:
 
 
 @pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP TABLE meta",
+        "DROP TABLE outbox",
+        "ALTER TABLE tasks RENAME TO other",
+        "ALTER TABLE results RENAME COLUMN record TO other",
+        "PRAGMA user_version = 0",
+    ],
+)
+def test_a_ledger_without_its_tables_is_damaged(tmp_path: Path, sql: str) -> None:
+    """Tables that are not those of the version are the store's error, with the way to the doctor."""
+    before = LocalPersistenceManager(tmp_path)
+    before.persist_tasks([new("http://a.example/")])
+    before.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "lpm.db")) as db:
+        db.execute("PRAGMA legacy_alter_table = ON")
+        db.execute(sql)
+        db.commit()
+
+    def read(lpm: LocalPersistenceManager) -> None:
+        lpm.open()
+        lpm.counts.totals()
+        lpm.outbox.delivery(None)
+        lpm.results.newest(None, 1)
+        lpm.gateway.troubles()
+
+    with (
+        contextlib.closing(LocalPersistenceManager(tmp_path)) as lpm,
+        pytest.raises(StoreError, match=r"is damaged .* doctor"),
+    ):
+        read(lpm)
+
+
+@pytest.mark.parametrize(
     "content", [b"not a database at all, but long enough to be looked at" * 20, b"\0" * 5000]
 )
 def test_a_damaged_database_is_left_alone(tmp_path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ from crawler.cli.output import (
     say,
     task_label,
 )
-from crawler.config import program
+from crawler.config import argument, program
 from crawler.db import owners
 from crawler.db.gateway import Delivery
 from crawler.logs import printable
@@ -227,7 +227,7 @@ def pause(name: str) -> None:
     """
     with _open_job(name) as (lpm, each):
         count = lpm.jobs.hold(each, "paused", lpm.now())
-    again = f"{program()} job resume {shlex.quote(each.name)}"
+    again = f"{program()} job resume {argument(each.name)}"
     print(f"Paused {printable(each.name)}: {count:,} tasks wait; continue with: {printable(again)}")
 
 
