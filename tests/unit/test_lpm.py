@@ -782,7 +782,7 @@ def test_a_newer_database_is_refused(lpm: LocalPersistenceManager) -> None:
     ],
 )
 def test_a_ledger_without_its_tables_is_damaged(tmp_path: Path, sql: str) -> None:
-    """Tables that are not those of the version are the store's error, with the way to the doctor."""
+    """Tables that are not those of its version are the store's error, which names the doctor."""
     before = LocalPersistenceManager(tmp_path)
     before.persist_tasks([new("http://a.example/")])
     before.close()
