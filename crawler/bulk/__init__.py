@@ -1,7 +1,6 @@
 """Imports the rows of a file into a job of the ledger."""
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
