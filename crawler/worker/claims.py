@@ -32,7 +32,7 @@ from crawler.resilience.permit import (
     Reservation,
 )
 from crawler.scraping import FetchOptions
-from crawler.sites import Sites
+from crawler.sites.live import LiveSites
 from crawler.worker.health import FreeSpace
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Claims:
         lpm: LocalPersistenceManager,
         owner_id: str,
         permit: Permit,
-        sites: Sites,
+        sites: LiveSites,
         disk: FreeSpace,
         given: FetchOptions | None = None,
     ) -> None:
@@ -235,6 +235,10 @@ class Claims:
         if not wanted and opens_s is not None:  # all due tasks are at closed domains
             self.poll_s = min(max(opens_s, 0.005), MAX_CLOSED_POLL_S)
         return claimed, more or left or len(places) < len(wanted)
+
+    def look_at_sites(self) -> None:
+        """Read the files of sites again if they have changed."""
+        self._sites.look()
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due."""
