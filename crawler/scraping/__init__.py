@@ -29,8 +29,9 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
 from crawler.resilience import retry_after, retry_delay
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, structured
+from crawler.sites import Site, selectors, structured, validation
 from crawler.sites.parser import parse
+from crawler.sites.sitefile import MISSING
 
 charset.load()
 
@@ -65,6 +66,8 @@ class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
     encoded: bytes = b"{}"
     """The record as JSON."""
     parser: tuple[str, str] = ("none", structured.VERSION)
+    invalid: tuple[str, ...] = ()
+    """Why the record is invalid."""
 
 
 class Attempt:
@@ -198,7 +201,7 @@ class Attempt:
             quarantine=verdict.quarantine,
         )
         if verdict.completed:
-            made = {"record": parsed.encoded, "parser": parsed.parser}
+            made = {"record": parsed.encoded, "parser": parsed.parser, "invalid": parsed.invalid}
             self._note(status=TaskStatus.COMPLETED, **made)
             return
         message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
@@ -302,12 +305,23 @@ def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedP
     if not verdict.completed:
         return ParsedPage(verdict=verdict, parser=_parser(site))
     look()
-    fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
+    url = page.final_url
+    fields = record = selectors.extract(tree, site.fields, url, budget, required=site.required)
     if site.structured:
-        record = structured.extract(tree, page.final_url, budget) | fields
+        record = structured.extract(tree, url, budget) | fields
     look()
+    return _with_record(ParsedPage(verdict=verdict), record, fields, site, budget)
+
+
+def _with_record(
+    read: ParsedPage, record: dict[str, Any], fields: Collection[str], site: Site, budget: Budget
+) -> ParsedPage:
     encoded = _encoded(record, fields, budget)
-    return ParsedPage(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
+    invalid: tuple[str, ...] = ()
+    if site.validate or MISSING in fields:
+        invalid = validation.reasons(record, site.validate)
+    made = {"record": record, "encoded": encoded, "invalid": invalid}
+    return replace(read, parser=_parser(site), **made)
 
 
 def _do_nothing() -> None:
@@ -315,23 +329,32 @@ def _do_nothing() -> None:
 
 
 def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> ParsedPage:
-    """Parse a page that is not HTML. Only JSON and plain text have a record; the site's fields are
-    empty, because they need HTML."""
+    """Parse a page that is not HTML. Only JSON and plain text have a record; fields that need HTML
+    are empty."""
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
-    fields = selectors.lacking(site.fields)
-    record: dict[str, Any] = {}
-    if site.structured and (is_json or kind == "text/plain"):
-        body = charset.utf8(page.body, declared, budget, site.encoding)
-        record = structured.extract_plain(body, is_json, budget)
-    elif not fields:
+    is_text = is_json or kind == "text/plain"
+    if not site.fields and not (site.structured and is_text):
         return unread
-    record |= fields
-    encoded = _encoded(record, fields, budget)
-    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
+    body = b""
+    if is_text:
+        body = charset.utf8(page.body, declared, budget, site.encoding)
+    fields = selectors.extract(
+        None,
+        site.fields,
+        page.final_url,
+        budget,
+        required=site.required,
+        body=body,
+        is_json=is_json,
+    )
+    record: dict[str, Any] = {}
+    if site.structured and is_text:
+        record = structured.extract_plain(body, is_json, budget)
+    return _with_record(unread, record | fields, fields, site, budget)
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:

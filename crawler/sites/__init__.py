@@ -204,7 +204,9 @@ def _site_files(folder: Path) -> list[Path]:
 
 def _default(path: Path, rate: str | None) -> tuple[_Described, dict[str, Any]]:
     common, lines = sitefile.read(path, is_site=False)
-    return _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines), common
+    described = _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines)
+    _check_required(described)
+    return described, common
 
 
 def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
@@ -225,7 +227,16 @@ def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
     if not own.get("hosts"):
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
-    return _Described(_merged(path.stem, common, own, rate), own, path, lines)
+    described = _Described(_merged(path.stem, common, own, rate), own, path, lines)
+    _check_required(described)
+    return described
+
+
+def _check_required(described: _Described) -> None:
+    """Refuse a required field that no page could have."""
+    for name in described.site.required:
+        if name not in described.site.fields:
+            described.refuse(f"required: there is no field {name[:60]!r}", "required")
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -237,10 +248,7 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
     if merged["structured"] is None:
         merged["structured"] = not merged["fields"]
     if merged["locale"]:
-        merged["fields"] = {
-            name: msgspec.structs.replace(field, locale=field.locale or merged["locale"])
-            for name, field in merged["fields"].items()
-        }
+        merged["fields"] = sitefile.with_locale(merged["fields"], merged["locale"])
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
         rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
