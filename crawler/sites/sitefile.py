@@ -3,11 +3,11 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -29,12 +29,11 @@ _HEADER_VALUE = re.compile(r"[\t -~\xa0-\xff]*")
 _NOT_IN_HOSTS = re.compile(r"[/?#@\s*\\{}%]")
 _KINDS = {"scalar": "a single value", "sequence": "a list", "mapping": "a mapping"}
 _ANSWERS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_SITE_ONLY = ("hosts", "url_template")
-_PLANNED = {
-    "use_llm": "reading of pages by a language model",
-    "start_urls": "crawls of whole sites",
-}
+SITE_ONLY = ("hosts", "url_template")
+_PLANNED = {"use_llm": "reading of pages by a language model"}
 """Keys of features that this version does not have."""
+
+T = TypeVar("T")
 
 Type = Literal[
     "text", "number", "integer", "price", "area", "date", "floor", "url", "boolean", "html"
@@ -169,6 +168,7 @@ class Node(msgspec.Struct):
 
 
 Entries = dict[str, tuple[int, Node]]  # line and value by key
+Checks = Mapping[str, Callable[[Node], Any]]
 
 
 class _Wrong(Exception):
@@ -179,33 +179,45 @@ class _Wrong(Exception):
         self.reason, self.line = reason, line
 
 
-def read(path: Path, is_site: bool) -> tuple[dict[str, Any], dict[str, int]]:
+def read(
+    path: Path, keys: type[Settings], checks: Checks, not_here: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the checked values of a file and the lines of its keys; nothing without a file."""
+
+    def checked(entries: Entries) -> dict[str, Any]:
+        for key, (line, node) in entries.items():
+            if key in not_here and not node.is_null:
+                reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
+                raise _Wrong(reason, line)
+            if key in _PLANNED:
+                reason = f"this version has no {_PLANNED[key]}; take it out"
+                raise _Wrong(f"{key} is not in force yet: {reason}", line)
+        return _checked(entries, keys, "", checks)
+
+    return read_entries(path, checked)
+
+
+def read_entries(
+    path: Path, check: Callable[[Entries], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what a check makes of a file's entries and their lines; nothing without a file."""
     text = _text_of(path)
     if text is None:
         return {}, {}
     try:
-        entries = _top_entries(text, is_site)
-        return _checked(entries, Settings), {key: line for key, (line, _) in entries.items()}
+        entries = _top_entries(text)
+        return check(entries), {key: line for key, (line, _) in entries.items()}
     except _Wrong as wrong:
         raise InputError(str(path), wrong.reason, wrong.line) from None
 
 
-def _top_entries(text: str, is_site: bool) -> Entries:
+def _top_entries(text: str) -> Entries:
     nodes = _compose(text)
     if not nodes or nodes[0].is_null:
         return {}
     if nodes[0].kind != "mapping":
         raise _Wrong("the file must consist of lines such as `key: value`", nodes[0].line)
-    entries = _entries(nodes[0])
-    for key, (line, node) in entries.items():
-        if key in _SITE_ONLY and not is_site and not node.is_null:
-            reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
-            raise _Wrong(reason, line)
-        if key in _PLANNED:
-            reason = f"{key} is not in force yet: this version has no {_PLANNED[key]}; take it out"
-            raise _Wrong(reason, line)
-    return entries
+    return _entries(nodes[0])
 
 
 # YAML.
@@ -315,22 +327,25 @@ def _entries(mapping: Node) -> Entries:
 
 
 def _checked(
-    entries: Entries,
-    keys: type[msgspec.Struct],
-    inside: str = "",
-    checks: "Checks | None" = None,
+    entries: Entries, keys: type[msgspec.Struct], inside: str = "", checks: Checks | None = None
 ) -> dict[str, Any]:
-    """Check the values of a mapping; a null leaves its key unset."""
+    """Check the values of a mapping; a null leaves its key unset.
+
+    `checks` go before the common ones: a key may mean something else in another mapping.
+    """
+    checks = checks or {}
     types = _types(keys)
-    if checks is None:
-        checks = _NODE_CHECKS
     given: dict[str, Any] = {}
     for key, (line, node) in entries.items():
         if key not in types:
             reason = f"there is no key {key[:60]!r}{inside}; {_nearest(key, types)}"
             raise _Wrong(reason, line)
-        if not node.is_null:
-            given[key] = _value(key, node, types[key], checks)
+        if node.is_null:
+            continue
+        if key in checks:
+            given[key] = checks[key](node)
+        else:
+            given[key] = _value(key, node, types[key])
     return given
 
 
@@ -339,14 +354,13 @@ def _types(keys: type[msgspec.Struct]) -> dict[str, Any]:
     return get_type_hints(keys, include_extras=True)
 
 
-def _value(key: str, node: Node, kind: Any, checks: "Checks") -> Any:
-    if key in checks:
-        return checks[key](node)
-    check = _TEXT_CHECKS.get(key) or partial(_converted, kind=kind)
-    return _by_text(key, node, check)
+def _value(key: str, node: Node, kind: Any) -> Any:
+    if key in _NODE_CHECKS:
+        return _NODE_CHECKS[key](node)
+    return _checked_text(key, node, _TEXT_CHECKS.get(key, lambda text: _converted(text, kind)))
 
 
-def _by_text(key: str, node: Node, check: Callable[[str], Any]) -> Any:
+def _checked_text(key: str, node: Node, check: Callable[[str], T]) -> T:
     text = _text(key, node)
     try:
         return check(text)
@@ -592,13 +606,13 @@ def _field(
 ) -> Field:
     """Read a field, or one of its alternatives with the keys that they `share`."""
     if node.kind == "scalar":
-        return Field(css=_by_text("css", node, _selector), **(shared or {}))
+        return Field(css=_checked_text("css", node, _selector), **(shared or {}))
     if node.kind == "sequence" and shared is None:
         return _chain(name, node, in_record, {})
     entries = _mapping(f"the field {name}", node)
     checks = _FIELD_CHECKS
     if in_record:
-        checks = checks | {"xpath": partial(_no_xpath, name)}
+        checks = {**checks, "xpath": partial(_no_xpath, name)}
     given = _checked(entries, Field, f" in the field {name}", checks)
     if chain := given.pop("first_of", None):
         own = {key: value for key, value in given.items() if key not in (*_SHARED, "required")}
@@ -689,7 +703,7 @@ def _listed(key: str, node: Node, check: Callable[[str], str]) -> tuple[str, ...
         nodes = node.items
     if not nodes or len(nodes) > MAX_WORDS:
         raise _Wrong(f"{key} must have 1 to {MAX_WORDS} entries", node.line)
-    return tuple(dict.fromkeys(_by_text(key, item, check) for item in nodes))
+    return tuple(dict.fromkeys(_checked_text(key, item, check) for item in nodes))
 
 
 def _divide(node: Node) -> tuple[str, ...]:
@@ -702,7 +716,9 @@ def _convert(node: Node) -> Convert:
     from crawler.sites.measures import currencies
 
     entries = _mapping("convert", node)
-    a_number: Checks = {"rate": lambda node: _by_text("rate", node, partial(_converted, kind=Rate))}
+    a_number: Checks = {
+        "rate": lambda node: _checked_text("rate", node, partial(_converted, kind=Rate))
+    }
     given = _checked(entries, Convert, " in convert", a_number)
     for key in ("field", "to", "rate"):
         if key not in given:
@@ -792,9 +808,7 @@ def _attribute(text: str) -> str:
     return text
 
 
-Checks = dict[str, Callable[[Node], Any]]
-
-_NODE_CHECKS: Checks = {
+_NODE_CHECKS: dict[str, Callable[[Node], Any]] = {
     "hosts": _hosts,
     "retry": _retry,
     "headers": _headers,
@@ -813,12 +827,12 @@ _TEXT_CHECKS: dict[str, Callable[[str], Any]] = {
 }
 _FIELD_CHECKS: Checks = {
     "attr": lambda node: _listed("attr", node, _attribute),
-    "each": lambda node: _by_text("each", node, _selector),
-    "json": lambda node: _by_text("json", node, _path),
-    "json_ld": lambda node: _by_text("json_ld", node, _path),
-    "microdata": lambda node: _by_text("microdata", node, _path),
-    "url": lambda node: _by_text("url", node, _regex),
-    "xpath": lambda node: _by_text("xpath", node, _xpath),
+    "each": lambda node: _checked_text("each", node, _selector),
+    "json": lambda node: _checked_text("json", node, _path),
+    "json_ld": lambda node: _checked_text("json_ld", node, _path),
+    "microdata": lambda node: _checked_text("microdata", node, _path),
+    "url": lambda node: _checked_text("url", node, _regex),
+    "xpath": lambda node: _checked_text("xpath", node, _xpath),
     "first_of": lambda node: node,  # read later, with the keys that are shared
     "fields": lambda node: node,
     "divide": _divide,
@@ -826,4 +840,5 @@ _FIELD_CHECKS: Checks = {
     "enum": _enum,
     "keywords": lambda node: _listed("keywords", node, str),
     "join": _join,
+    "required": lambda node: _checked_text("required", node, partial(_converted, kind=Boolean)),
 }

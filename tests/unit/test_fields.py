@@ -662,6 +662,33 @@ def test_required_names_must_be_fields(described: Describe) -> None:
     assert (found.record["missing"], found.invalid) == (["owner"], ("owner is missing",))
 
 
+def test_pages_of_a_kind_have_their_own_fields(described: Describe) -> None:
+    """Fields, required and validate of the first entry of `pages` that fits, else of the file."""
+    site = described(
+        """
+hosts: imoti.example
+locale: bg
+fields: {title: h1}
+pages:
+  - regex: /obiava/
+    fields: {price: {css: p, type: number}, title: h2}
+    required: [title]
+    validate: {properties: {price: {minimum: 2000}}}
+"""
+    )
+    body = b"<h1>Title</h1><p>1.234</p>"
+
+    of_kind = examine(page(URL, body), site)
+    of_other = examine(page("https://imoti.example/", body), site)
+
+    assert of_kind.record == {"price": 1234, "title": None, "missing": ["title"]}
+    assert of_kind.invalid == (
+        "title is missing",
+        "price must be bigger than or equal to 2000",
+    )
+    assert (of_other.record, of_other.invalid) == ({"title": "Title"}, ())
+
+
 # Hostile pages.
 
 HOSTILE = {
