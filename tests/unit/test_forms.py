@@ -1,6 +1,7 @@
 """Forms: what is sent is what a browser would send, and no page takes long."""
 
 import time
+from collections.abc import Callable
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import pytest
@@ -350,7 +351,7 @@ def test_no_postback(link: str) -> None:
     assert forms(f"<form method=post>{STATE}{link}</form>").postback(".n") is None
 
 
-HOSTILE = {
+HOSTILE: dict[str, Callable[[int], str]] = {
     "controls": lambda n: "<form>" + "<input name=a>" * n,
     "forms": lambda n: "<form></form>" * n,
     "forms in tables": lambda n: "<table><form><tr><td><input name=a></form></table>" * n,
