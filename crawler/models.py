@@ -194,6 +194,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     body: str = ""
     modified_at: float | None = None
     """When its page last changed, by a sitemap."""
+    list_crc32: int | None = None
+    """For a page of a list: checksum of the links on the page before it."""
     known: "PreviousPage | None" = None
 
 
@@ -208,6 +210,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "GET"
     body: str = ""
     modified_at: float | None = None
+    list_crc32: int | None = None
     site: tuple[str, int] | None = None
     """Name and page limit of its site, if that has a limit."""
 

@@ -10,8 +10,8 @@ from crawler.models import NO_DEADLINE, CrawlOptions, Job, LeftOut, Link, Outcom
 
 _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
-        method, body, modified_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+        method, body, modified_at, list_crc32)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _IS_KNOWN = """SELECT 1 FROM tasks
     WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
 
@@ -136,6 +136,7 @@ def _insert(
     db.execute(
         _INSERT,
         (secrets.token_hex(16), job_id, *link.address, *given, link.loopback, now, link.role,
-         link.depth, link.hops, parent, link.method, link.body, link.modified_at),
+         link.depth, link.hops, parent, link.method, link.body, link.modified_at,
+         link.list_crc32),
     )  # fmt: skip
     return bool(db.changes())

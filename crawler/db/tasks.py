@@ -65,7 +65,7 @@ _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEAT
 _AFTER_EVERY_DOMAIN = "\U0010ffff"
 _CLAIMED = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
     job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type, role, depth,
-    hops, method, body, modified_at"""
+    hops, method, body, modified_at, list_crc32"""
 _AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
 _DUE_DOMAINS = f"""
     WITH RECURSIVE found(domain) AS (
