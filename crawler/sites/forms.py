@@ -5,24 +5,30 @@ Follows "constructing the entry list" of the HTML standard. Nothing here does I/
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import sha256
 from typing import NamedTuple
-from urllib.parse import quote_from_bytes, unquote
+from urllib.parse import quote_from_bytes, unquote, urlsplit
 
 import ada_url
 import msgspec
+from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import FetchError
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
-from crawler.sites import css
+from crawler.sites import crawlfile, css
+from crawler.sites.sitefile import PLACEHOLDER
 
 MAX_ELEMENTS = 200_000
 """Elements inside forms, some 100 bytes each."""
 MAX_CONTROLS, MAX_BODY = 20_000, 4_000_000
 """Controls of all forms of a page, and bytes of a submission."""
+MAX_STATE = 32_000
+"""Characters of a page's state in a task; a list with more is read again from its first page."""
 MAX_LOOKS = 5_000_000
 """Elements that the search for a form or a link looks at."""
 SHOWN, MAX_COMPARED = 60, 300
@@ -234,7 +240,7 @@ class Forms:
     """All forms of a parsed page, found in one pass."""
 
     def __init__(self, tree: LexborHTMLParser, url: str, charset_name: str, budget: Budget) -> None:
-        self._tree, self._url, self._budget = tree, url, budget
+        self._tree, self.url, self._budget = tree, url, budget
         self.charset = charset_name
         self._base = url
         self.forms: list[Form] = []
@@ -292,7 +298,7 @@ class Forms:
         """Return the absolute URL of a form's action."""
         text = text.strip(" \t\n\r\f")
         if not text:
-            return self._url
+            return self.url
         url = _join(self._base, text)
         if not url.startswith(("http://", "https://")):
             raise _bad(f"the form leads to what is no web page: {text[:SHOWN]!r}")
@@ -320,7 +326,7 @@ class Forms:
                 if len(owners) > MAX_CONTROLS:
                     raise _bad(f"the page has more than {MAX_CONTROLS:,} controls")
             elif tag == "base" and not has_base and (href := node.attributes.get("href")):
-                has_base, base = True, _join(self._url, href)
+                has_base, base = True, _join(self.url, href)
                 if base.startswith(("http://", "https://")):
                     self._base = base
         self._inside.clear()
@@ -598,3 +604,100 @@ def _literal(found: re.Match[str], group: int) -> str:
         return _CONTROL_SIGNS.get(escape[3], escape[3])
 
     return _ESCAPE.sub(sign, found[group] or found[group + 1] or "")
+
+
+# Tasks.
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The submission that leads to a page of a list, as the page before it was read."""
+
+    submission: Submission
+    path: str
+    """The path at which the page before it was. Another one shows that the server forgot it."""
+    session: str = ""
+    """The cookies that it needs, by a name that only the process knows that has them."""
+
+
+class FormTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a task of method FORM: which form of its URL is submitted, and how."""
+
+    form: bool = True
+    """False for a list without a form: its first page is the task's URL."""
+    css: str = ""
+    submit: str = ""
+    values: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    """The name of the secret by control. A row's column can name none."""
+    postback: str = ""
+    """CSS of the link or button that leads to the next page."""
+    page: int = 1
+    state: str = ""
+    """A packed `State`; without it, all pages before this one are fetched again."""
+
+    def packed(self) -> str:
+        """Return the text that a task keeps; equal ones are equal texts."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+
+def start_task(form: crawlfile.Form, column: Callable[[str], str | None]) -> FormTask:
+    """Return the task of a start with a form, with values from a row's columns; raises `ValueError`
+    where a column is missing."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1].strip().lower()
+        found = column(name)
+        if found is None:
+            raise ValueError(f"the column {name[:SHOWN]!r} is missing, and the form needs it")
+        return found.strip()
+
+    values: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for control, text in form.values.items():
+        if secret := crawlfile.secret_name(text):
+            secrets[control] = secret
+        else:
+            values[control] = PLACEHOLDER.sub(value, text)
+    return FormTask(css=form.css, submit=form.submit, values=values, secrets=secrets)
+
+
+def read_task(body: str) -> FormTask:
+    """Read the body of a task."""
+    try:
+        return msgspec.json.decode(body, type=FormTask)
+    except msgspec.DecodeError as error:
+        raise _bad(f"the task's body cannot be read ({error})") from None
+
+
+def next_task(body: str, page: Forms, selector: str, session: str = "") -> FormTask | None:
+    """Return the task of the next page of a list, if a link or button leads to one.
+
+    `body` is that of the task of this page, or empty if its method is GET. `session` is the one
+    that this page was fetched with.
+    """
+    submission = page.postback(selector)
+    if submission is None:
+        return None
+    given = FormTask(form=False)
+    if body:
+        given = read_task(body)
+    state = ""
+    # With secrets in the form, the page may have them in its fields; they must not be kept.
+    if not given.secrets:
+        state = _pack(State(submission, urlsplit(page.url).path, session))
+    return replace(given, postback=selector, page=given.page + 1, state=state)
+
+
+def _pack(state: State) -> str:
+    packed = b64encode(zlib.compress(msgspec.json.encode(state), 9)).decode()
+    return packed if len(packed) <= MAX_STATE else ""
+
+
+def unpack(state: str) -> State:
+    """Return a state that `next_task` has packed."""
+    try:
+        inner = zlib.decompressobj()
+        data = inner.decompress(b64decode(state), 2 * MAX_BODY)
+        return msgspec.json.decode(data, type=State)
+    except (ValueError, zlib.error) as error:
+        raise _bad(f"the task's state cannot be read ({error})") from None
