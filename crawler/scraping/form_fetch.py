@@ -5,6 +5,7 @@ No secret leaves this module except in a request: not in a page, an error, or a 
 """
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from html import escape
@@ -19,10 +20,11 @@ from crawler.config import failpoint
 from crawler.errors import FetchError, SigningIn
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
-from crawler.fetch.http import Request
+from crawler.fetch.http import Request, redirect_of
 from crawler.fetch.session import LiveSession, SignIn
 from crawler.judge.rules import judge
 from crawler.models import Page, Task
+from crawler.sites import Site
 from crawler.sites.crawlfile import Login
 from crawler.sites.forms import Forms, FormTask, State, Submission, read_task, start_task, unpack
 from crawler.sites.parser import parse
@@ -38,12 +40,15 @@ MAX_REFUSALS, REFUSAL_WAIT_S = 2, 10.0
 MAX_USELESS, USELESS_WAIT_S, MAX_USELESS_WAIT_S = 3, 30.0, 3600.0
 """Sign-ins in a row after which the page still asks to sign in; then each further one waits, twice
 as long every time."""
+MAX_SIGN_INS = 2
+"""Sign-ins during one attempt at a page."""
 BUSY_WAIT_S = 1.0
 """How long a page waits while another process signs in."""
 MIN_SECRET = 4
 """Shorter secrets are not searched for in pages: they are part of many words."""
 PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum in bytes."""
+_LOGOUT = re.compile(r"/(?:log|sign)[-_]?(?:out|off)\b", re.IGNORECASE)
 _HIDDEN = "***"
 _OF_CODING = frozenset({"content-encoding", "content-length"})
 
@@ -69,11 +74,11 @@ class _Wall(Exception):
 class FormFetch:
     """Fetches the page of one task through forms."""
 
-    def __init__(
-        self, plain: Request, send: Send, budget: Budget, encoding: str | None = None
-    ) -> None:
-        """`plain` is the request of the task's own URL, `encoding` the site's."""
-        self._plain, self._send, self._budget, self._encoding = plain, send, budget, encoding
+    def __init__(self, plain: Request, send: Send, site: Site) -> None:
+        """`plain` is the request of the task's own URL."""
+        # In a crawl, redirects are tasks of their own, but not those of a form.
+        self._plain, self._send = replace(plain, follow=True), send
+        self._budget, self._encoding = plain.budget, site.encoding
         self._held = 0
         """Bytes that the budget counts for the last page."""
         self.live = plain.session or LiveSession()
@@ -227,36 +232,49 @@ class Door:
     """Signs a job in at its site, so that its pages get the site's cookies."""
 
     def __init__(
-        self, login: Login, forms: FormFetch, domain: str, clock: Callable[[], float] = time.time
+        self,
+        login: Login,
+        plain: Request,
+        send: Send,
+        site: Site,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`domain` is that of the page, which waits meanwhile."""
-        self._login, self._forms, self._live = login, forms, forms.live
-        self._domain, self._clock = domain, clock
+        """`plain` is the request of the page that waits meanwhile."""
+        self._login, self._clock = login, clock
+        self._forms = FormFetch(plain, send, site)
+        self._live = self._forms.live
+        self._domain = urls.parse(plain.url).domain
         self._used = 0
         """The number of the sign-in whose cookies the page was fetched with."""
 
     async def enter(self) -> None:
-        """Sign in if the job never has; to be called before a page's first request."""
+        """Sign in if the job never has; to be called before a page's request."""
         live = self._live
         live.refresh()
         host = urlsplit(self._login.url).hostname or ""
         if not live.sign_in.number and not live.has_cookies_for(host):
+            self._used = 0
             await self._sign_in()
         self._used = live.sign_in.number
 
-    async def enter_again(self) -> bool:
-        """Sign in after a page asked for it; False if that would hardly help."""
+    async def enter_again(self, times: int) -> bool:
+        """Sign in after a page asked for it; False if it still asks after so many times, or if
+        that would hardly help."""
         self._live.refresh(now=True)
-        before = self._live.sign_in
-        useless = before.useless >= MAX_USELESS and self._clock() < before.not_before
-        if before.number == self._used and useless:
+        if times:
+            self._note(useful=False)
+        now = self._live.sign_in
+        waits = now.useless >= MAX_USELESS and self._clock() < now.not_before
+        if times >= MAX_SIGN_INS or (now.number == self._used and waits):
             return False
         await self._sign_in()
-        self._used = self._live.sign_in.number
         return True
 
-    def note(self, useful: bool) -> None:
-        """Note whether the page could be read after `enter_again`."""
+    def note_useful(self) -> None:
+        """Note that the page could be read after signing in."""
+        self._note(useful=True)
+
+    def _note(self, useful: bool) -> None:
         with self._live.signing_in() as mine:
             self._live.refresh(now=True)
             now = self._live.sign_in
@@ -266,9 +284,9 @@ class Door:
             wait_s = min(USELESS_WAIT_S * 2 ** min(useless, 10), MAX_USELESS_WAIT_S)
             self._live.keep(replace(now, useless=useless, not_before=self._clock() + wait_s))
 
-    def is_login_page(self, url: str) -> bool:
-        """Whether a URL is that of the login page, whatever its query says."""
-        return urlsplit(url)[:3] == urlsplit(self._login.url)[:3]
+    def leads_to_login(self, page: Page) -> bool:
+        """Whether a page is the login page, or redirects there."""
+        return _is_login_page(redirect_of(page) or page.final_url, self._login)
 
     async def _sign_in(self) -> None:
         """Sign in, unless another process does or has; raises `SigningIn` if the page must wait."""
@@ -277,6 +295,10 @@ class Door:
             before = self._live.sign_in
             if before.number != self._used:
                 return
+            missing = [each for each in self._login.form.secrets if each not in self._live.secrets]
+            if missing:
+                needed = f"signing in needs the secret ${missing[0]}: give it with --secrets FILE"
+                raise FetchError("login_failed", needed)
             if before.failures >= MAX_REFUSALS:
                 raise self._failed(before.problem)
             if not mine:
@@ -341,6 +363,15 @@ class Door:
         if await self._forms.has_form(page, given):
             return "the server shows the login form again, so the secrets are probably wrong"
         return ""
+
+
+def changes_session(url: str, login: Login) -> bool:
+    """Whether a URL is that of the login page, or looks like one that signs out."""
+    return _is_login_page(url, login) or bool(_LOGOUT.search(urlsplit(url).path))
+
+
+def _is_login_page(url: str, login: Login) -> bool:
+    return urlsplit(url)[:3] == urlsplit(login.url)[:3]
 
 
 # Keeping secrets.

@@ -640,7 +640,7 @@ class FormTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.encode(self, order="deterministic").decode()
 
 
-def start_task(form: crawlfile.Form, column: Callable[[str], str | None]) -> FormTask:
+def start_task(form: crawlfile.Form, column: Callable[[str], object]) -> FormTask:
     """Return the task of a start with a form, with values from a row's columns; raises `ValueError`
     where a column is missing."""
 
@@ -649,7 +649,7 @@ def start_task(form: crawlfile.Form, column: Callable[[str], str | None]) -> For
         found = column(name)
         if found is None:
             raise ValueError(f"the column {name[:SHOWN]!r} is missing, and the form needs it")
-        return found.strip()
+        return str(found).strip()
 
     values: dict[str, str] = {}
     secrets: dict[str, str] = {}
