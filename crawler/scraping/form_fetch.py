@@ -316,6 +316,7 @@ class Door:
                 self._live.keep(
                     SignIn(number=number, cookies=cookies, useless=useless, not_before=until)
                 )
+                failpoint("login-kept")
                 return
             self._note_refusal(before, problem)
 
