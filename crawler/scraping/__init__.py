@@ -5,6 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from crawler import urls
 from crawler.config import program
-from crawler.errors import FetchError, NotNow, UsageError, shortage_of
+from crawler.errors import FetchError, NotNow, SigningIn, UsageError, shortage_of
 from crawler.fetch import charset
 from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
@@ -41,7 +42,7 @@ from crawler.models import (
     TaskStatus,
 )
 from crawler.resilience import retry_after, retry_delay
-from crawler.scraping import scope
+from crawler.scraping import form_fetch, scope
 from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site, selectors, sitemaps, structured, validation
@@ -116,6 +117,7 @@ class Attempt:
         self._fetch, self._gate, self._robots, self._budget = fetch, gate, robots, budget
         self._stored_page = stored_page
         self._clock, self._jitter = clock, jitter
+        self._door: form_fetch.Door | None = None
         self._finder: LinkFinder | None = None
         if task.role and how.links:
             self._finder = LinkFinder(task, task.role, site, how.links, budget)
@@ -133,10 +135,12 @@ class Attempt:
         try:
             if self._task.role is Role.SITEMAP:
                 await self._read_sitemap()
-            elif not await self._keep_unmodified():
+            elif not self._skip_login_page() and not await self._keep_unmodified():
                 await self._read_page()
         except NotNow as error:
-            if self._gate.sent:  # a postponed page would make the same requests again and again
+            if self._gate.sent and not isinstance(
+                error, SigningIn
+            ):  # a postponed page would make the same requests again and again
                 message = f"the page leads to where nothing may go now: {error}"
                 self._fail(decided("refused_on_the_way"), message, error.wait_s)
             else:
@@ -152,7 +156,8 @@ class Attempt:
     def _note(self, **facts: Any) -> None:
         self._outcome = replace(self._outcome, **facts)
 
-    async def _read_page(self) -> None:
+    async def _read_page(self, sign_ins: int = 0) -> None:
+        """Read the page, again after signing in if it asks for that."""
         conditional = self._conditional_headers()
         page = await self._fetch_page(conditional)
         unchanged = page.status == _NOT_MODIFIED and conditional
@@ -160,12 +165,31 @@ class Attempt:
             page = await self._fetch_page(())
             unchanged = ()
         self._note(page=page)
+        walled = self._door is not None and self._door.leads_to_login(page)
         if unchanged:
             self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
-        elif not self._finder or not self._follow_redirect(page):
+        elif walled or not self._finder or not self._follow_redirect(page):
             began = time.perf_counter()
-            examined = self._budget.work(examine, page, self._site, self._budget, self._finder)
-            self._apply(page, await examined, (time.perf_counter() - began) * 1000)
+            if walled:
+                parsed = ParsedPage(verdict=decided("login_wall", "led to the login page"))
+            else:
+                examined = self._budget.work(examine, page, self._site, self._budget, self._finder)
+                parsed = await examined
+                walled = parsed.verdict.name == "login_wall"
+            if walled and self._door and await self._door.enter_again(sign_ins):
+                await self._read_page(sign_ins + 1)
+                return
+            self._apply(page, parsed, (time.perf_counter() - began) * 1000)
+        if self._door and sign_ins and not walled:
+            self._door.note_useful()
+
+    def _skip_login_page(self) -> bool:
+        """Leave out pages of a crawl that sign in or out: the job's session must survive it."""
+        login = self._site.login
+        if not self._finder or not login or not form_fetch.changes_session(self._task.url, login):
+            return False
+        self._skip("login_page", "it signs in or out, which only the job itself does")
+        return True
 
     def _user_agent(self) -> str:
         if self._how.session and self._how.session.user_agent:
@@ -184,6 +208,8 @@ class Attempt:
 
     def _would_be_the_same(self, known: PreviousPage) -> bool:
         """Whether the same page would give the same record today."""
+        if self._task.method != "GET":
+            return False
         rules = self._site.kind_of(self._task.url) or self._site
         made_with = (self._site.version, _parser(self._site, rules)[1])
         return (known.site_version, known.parser_version) == made_with
@@ -238,17 +264,48 @@ class Attempt:
         pass_gate: RequestHook = gate.request
         if site.respect_robots and not self._how.options.ignore_robots and not self._is_robots_txt:
             pass_gate = partial(gate.request, check=check)
+        if site.login and plain.session:
+            if not self._door:
+                self._door = form_fetch.Door(site.login, plain, self._sender(pass_gate), site)
+            await self._door.enter()
         request = plain
         if conditional:
             request = replace(plain, headers=(*site.headers, *conditional))
-        page = await self._fetch(request, pass_gate)
-        if self._finder:
-            page = await self._follow_to_itself(page, plain, pass_gate)
+        if self._task.method == "FORM":
+            page = await self._fetch_form(plain, pass_gate)
+        else:
+            page = await self._fetch(request, pass_gate)
+            if self._finder:
+                page = await self._follow_to_itself(page, plain, pass_gate)
+        if self._door:
+            page = form_fetch.without_cookie_values(page)
         known = self._task.known
         unchanged = page.status == _NOT_MODIFIED and conditional
         if unchanged and known and page.final_url != known.final_url:
             page = await self._fetch(plain, pass_gate)  # another page than the known one
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    def _sender(self, hook: RequestHook) -> form_fetch.Send:
+        async def send(request: Request) -> Page:
+            return await self._fetch(request, hook)
+
+        return send
+
+    async def _fetch_form(self, plain: Request, hook: RequestHook) -> Page:
+        """Fetch the page that a form leads to, within the scope of the crawl."""
+        links = self._how.links
+
+        def within_scope(url: str) -> AbstractAsyncContextManager[None]:
+            if links and links.scope.refuses(url) == scope.OUT:
+                shown = urls.without_credentials(url)[:300]
+                raise FetchError("out_of_scope", f"the form leads to {shown}, out of scope")
+            return hook(url)
+
+        forms = form_fetch.FormFetch(plain, self._sender(within_scope), self._site)
+        fetched = await forms.fetch(self._task)
+        if self._finder:
+            self._finder = self._finder._replace(form_session=fetched.session)
+        return fetched.page
 
     # Crawls
 
