@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
+from selectolax.lexbor import LexborHTMLParser
 
 from crawler.config import program
-from crawler.errors import FetchError, NotNow, UsageError, shortage_of
+from crawler.errors import FetchError, InputError, NotNow, UsageError, shortage_of
 from crawler.fetch import charset
 from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
@@ -29,7 +30,8 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
 from crawler.resilience import retry_after, retry_delay
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, structured
+from crawler.sites import Site, scrapers, selectors, structured
+from crawler.sites.page_view import PageView
 from crawler.sites.parser import parse
 
 charset.load()
@@ -42,6 +44,8 @@ MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
+SCRAPER_WAIT_S = 60.0
+"""Pause of a domain whose scraper cannot be loaded."""
 MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
 _MAX_STORED_BODY = 1 << 30
@@ -99,6 +103,8 @@ class Attempt:
         """Fetch, judge and parse the page; the caller stores the outcome."""
         conditional = self._conditional_headers()
         try:
+            if self._site.scraper:
+                await self._load_scraper(self._site.scraper)
             page = await self._fetch_page(conditional)
             self._note(page=page)
             if page.status == _NOT_MODIFIED and conditional:
@@ -120,6 +126,16 @@ class Attempt:
             else:
                 self._fail(decided(error.reason), error.message, error.retry_after_s)
         return replace(self._outcome, sent=tuple(self._gate.sent))
+
+    async def _load_scraper(self, source: scrapers.Source) -> None:
+        """Load the class before any request: as long as it cannot be loaded, its pages wait."""
+        if scrapers.is_loaded(source):
+            return
+        try:
+            await self._budget.work(scrapers.instance_of, source)
+        except InputError as error:
+            self._gate.pause(self._task.url, SCRAPER_WAIT_S, str(error))
+            raise NotNow(self._task.domain, str(error), SCRAPER_WAIT_S) from None
 
     def _note(self, **facts: Any) -> None:
         self._outcome = replace(self._outcome, **facts)
@@ -284,6 +300,8 @@ def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
         if 200 <= page.status < 300:
             raise
         return _unread(page)
+    except InputError:
+        raise  # the scraper cannot be loaded
     except Exception as error:
         if shortage_of(error):
             raise
@@ -302,6 +320,8 @@ def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedP
     if not verdict.completed:
         return ParsedPage(verdict=verdict, parser=_parser(site))
     look()
+    if site.scraper and scrapers.defines(site.scraper, "extract_listing"):
+        return _scraped(page, site.scraper, site, budget, ParsedPage(verdict=verdict), html, tree)
     fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
     if site.structured:
         record = structured.extract(tree, page.final_url, budget) | fields
@@ -320,6 +340,8 @@ def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> Parse
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
+    if site.scraper and scrapers.defines(site.scraper, "extract_listing"):
+        return _scraped(page, site.scraper, site, budget, unread)
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
     fields = selectors.lacking(site.fields)
@@ -331,6 +353,25 @@ def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> Parse
         return unread
     record |= fields
     encoded = _encoded(record, fields, budget)
+    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
+
+
+def _scraped(
+    page: Page,
+    source: scrapers.Source,
+    site: Site,
+    budget: Budget,
+    unread: ParsedPage,
+    html: bytes | None = None,
+    tree: LexborHTMLParser | None = None,
+) -> ParsedPage:
+    """Have the class of a site make the record."""
+    view = PageView(
+        site, page.body, page.final_url,
+        status=page.status, headers=page.headers, html=html, tree=tree, budget=budget,
+    )  # fmt: skip
+    record = scrapers.listing(source, view)
+    encoded = _encoded(record, record, budget)
     return replace(unread, record=record, encoded=encoded, parser=_parser(site))
 
 
@@ -376,6 +417,8 @@ def _unread(page: Page) -> ParsedPage:
 
 
 def _parser(site: Site) -> tuple[str, str]:
+    if site.scraper:
+        return site.name, f"{site.version}+{site.scraper.version}"
     if site.fields or not site.structured:
         return site.name, site.version
     return structured.NAME, structured.VERSION

@@ -1,22 +1,23 @@
-"""The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some.
+"""The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some, and
+classes in scrapers/<site>.py or installed packages.
 
 Each process reads the files once, when it starts.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 from urllib.parse import quote
 
 import msgspec
 
 from crawler.config import interval
-from crawler.errors import InputError
+from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, sitefile
+from crawler.sites import crawlfile, scrapers, sitefile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
@@ -37,6 +38,8 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     """Twelve digits that change with any setting in effect, and with nothing else."""
     rule: RateRule = RateRule(interval_s=0.5, at_a_time=2)
     structured: bool = True
+    scraper: scrapers.Source | None = None
+    """The class of the site, if it has one."""
 
     def __repr__(self) -> str:
         """Hide the values of headers, which may be secrets."""
@@ -172,25 +175,39 @@ def load(folder: Path, rate: str | None = None) -> Sites:
         advice = "import a list of URLs, and remove it"
         raise InputError(str(folder / START_URLS), f"{reason}; {advice}")
     default, common = _default(folder / DEFAULTS, rate)
-    return Sites(default, [_site(path, common, rate) for path in _site_files(folder / "sites")])
+    classes = scrapers.find(folder)
+    described = [
+        _site(path, common, rate, classes.pop(path.stem, None))
+        for path in _site_files(folder / "sites")
+    ]
+    of_classes = [_site(Path(each.path), common, rate, each) for each in classes.values()]
+    return Sites(default, [*described, *of_classes])
 
 
 def faults(folder: Path, rate: str | None = None) -> list[InputError]:
     """Return what `load` refuses: the fault of each file alone, or else of all together."""
+    found: list[InputError] = []
     try:
-        load(folder, rate)
+        for name in (known := load(folder, rate)).names:
+            site = known.named(name)
+            try:
+                if site and site.scraper:
+                    scrapers.instance_of(site.scraper)
+            except InputError as fault:
+                found.append(fault)
     except InputError as error:
-        found: list[InputError] = []
-        for path in [folder / DEFAULTS, *_site_files(folder / "sites")]:
+        for path in [folder / DEFAULTS, *_site_files(folder / "sites"), *scrapers.files(folder)]:
             try:
                 if path.name == DEFAULTS:
                     _default(path, rate)
+                elif path.suffix == ".py":
+                    scrapers.read(path).settings()
                 else:
                     _site(path, {}, rate)
             except InputError as fault:
                 found.append(fault)
         return found or [error]
-    return []
+    return found
 
 
 def _site_files(folder: Path) -> list[Path]:
@@ -209,26 +226,38 @@ def _default(path: Path, rate: str | None) -> tuple[_Described, dict[str, Any]]:
     return _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines), common
 
 
-def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
+def _site(
+    path: Path, common: dict[str, Any], rate: str | None, source: scrapers.Source | None = None
+) -> _Described:
+    """Describe a site by its file, by its class, or by both; then the class goes first."""
+    name = source.site if source else path.stem
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
-    if not _NAME.fullmatch(path.stem):
+    if not _NAME.fullmatch(name):
         allowed = "lower case letters, digits, -, _ and dots, which stand between others"
         raise InputError(str(path), f"the name of a site consists of {allowed}")
-    if path.stem == DEFAULT:
+    if name == DEFAULT:
         raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
-    own, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
+    own: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    if path.suffix == ".yaml":
+        own, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
+    if source:
+        own |= source.settings()
+        lines |= {key: line for key, (line, _) in source.entries.items()}
     needed = [(key, host_of(url)) for key, url in crawlfile.addresses(own)]
     if needed:
         own.setdefault("hosts", tuple(dict.fromkeys(host for _, host in needed)))
     for key, host in needed:
         if not any(_covers(pattern, host) for pattern in own["hosts"]):
             reason = f"the host of {key}, {host}, is not among hosts"
-            raise InputError(str(path), reason, lines[key])
+            where = source.path if source and key in source.entries else path
+            raise InputError(str(where), reason, lines[key])
     if not own.get("hosts"):
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
-    return _Described(_merged(path.stem, common, own, rate), own, path, lines)
+    site = msgspec.structs.replace(_merged(name, common, own, rate), scraper=source)
+    return _Described(site, own, path, lines)
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -286,6 +315,49 @@ def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     set_here = {name: text for name, text in headers.items() if text is not None}
     merged["headers"] = kept | set_here
     return merged
+
+
+# For programs that use the sites.
+
+
+def get_scraper(name: str) -> "scrapers.Scraper":
+    """Return the scraper of a site of the config folder; `UsageError` if there is none."""
+    from crawler import config
+
+    settings = config.load()
+    known = load(settings.config_dir, settings.rate)
+    site = known.named(name)
+    if site is None:
+        there = ", ".join(known.names) or "none"
+        raise UsageError(f"there is no site {name!r} in {settings.config_dir}; known are: {there}")
+    return scrapers.Scraper(site)
+
+
+class _AvailableSites(Sequence[str]):
+    """The names of the sites that there are now; looks at the config folder each time."""
+
+    def _names(self) -> list[str]:
+        from crawler import config
+
+        folder = config.load().config_dir
+        paths = [*_site_files(folder / "sites"), *scrapers.files(folder)]
+        return sorted({path.stem for path in paths} | scrapers.installed_names())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __repr__(self) -> str:
+        return repr(self._names())
+
+
+AVAILABLE_SITES = _AvailableSites()
 
 
 # URLs of columns.

@@ -56,7 +56,7 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     """Return all that is found in a page, as JSON values; removes parts of the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
-    metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
+    metas, objects, links = list(_metas(tree)), json_ld(tree, budget), _links(tree, base, budget)
     _remove(tree, _INVISIBLE, budget)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title", budget),
@@ -64,7 +64,7 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "canonical": absolute(base, _first_attribute(tree, _CANONICAL, "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree, budget),
-        "json_ld": json_ld,
+        "json_ld": objects,
         "opengraph": _grouped(pair for pair in metas if ":" in pair[0]),
         "microdata": _microdata(tree, base, budget),
     }
@@ -189,6 +189,11 @@ def _add(record: Record, name: str, value: object) -> None:
         record[name] = [known, value]
 
 
+def meta(tree: LexborHTMLParser) -> Record:
+    """Return the contents of meta tags by name or property."""
+    return _grouped(_metas(tree))
+
+
 def _metas(tree: LexborHTMLParser) -> Iterator[Pair]:
     for node in tree.css("meta[content]")[:MAX_METAS]:
         attributes = node.attributes
@@ -244,7 +249,8 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     return list(links)
 
 
-def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
+def json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
+    """Return the JSON-LD objects of a page."""
     found: list[object] = []
     left, parts = MAX_JSON_LENGTH, MAX_JSON_PARTS
     for node in tree.css('script[type*="ld+json" i]')[:MAX_JSON_BLOCKS]:

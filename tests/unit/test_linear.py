@@ -241,7 +241,7 @@ PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {
     "look": lambda tree: sight.look(tree, sight.Sight(), Budget()),
     "selectors": lambda tree: selectors.extract(tree, ASKED, URL),
     "structured_metas": lambda tree: list(structured._metas(tree)),
-    "structured_json_ld": lambda tree: structured._json_ld(tree, Budget()),
+    "structured_json_ld": lambda tree: structured.json_ld(tree, Budget()),
     "structured_links": lambda tree: structured._links(tree, URL, Budget()),
     "structured_headings": lambda tree: structured._headings(tree, Budget()),
     "pairs_grids": lambda tree: pairs.grids(tree, Budget()),
