@@ -1,9 +1,9 @@
 """LocalPersistenceManager: the way to lpm.db, pending/ and raw/; only `doctor/` goes around it.
 
 What it stores is reached by part: `lpm.tasks` claims and frees, `lpm.imports` stores rows,
-`lpm.crawls` has what crawls found, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what
-was collected, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, and
-`lpm.timeline` has the events of each task.
+`lpm.crawls` has what crawls found, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers,
+`lpm.results` and `lpm.pages` have what was collected, `lpm.files` is pending/, `lpm.outbox` and
+`lpm.gateway` are for a Gateway, and `lpm.timeline` has the events of each task.
 """
 
 import contextlib

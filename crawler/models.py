@@ -194,6 +194,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     body: str = ""
     modified_at: float | None = None
     """When its page last changed, by a sitemap."""
+    list_crc32: int | None = None
+    """For a page of a list: checksum of the links on the page before it."""
     known: "PreviousPage | None" = None
 
 
@@ -208,6 +210,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "GET"
     body: str = ""
     modified_at: float | None = None
+    list_crc32: int | None = None
     site: tuple[str, int] | None = None
     """Name and page limit of its site, if that has a limit."""
 
@@ -398,6 +401,19 @@ class MissingField(msgspec.Struct, frozen=True):
     of: int
 
 
+class CrawlReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a crawl found."""
+
+    roles: dict[str, dict[str, int]]
+    """Tasks by role and state."""
+    pages: int
+    """Tasks that are pages: no sitemaps, and no redirects."""
+    bad: int
+    """Tasks that should have brought a page and did not."""
+    left_out: list[LeftOut]
+    """Links that guards left out, by guard."""
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What became of every row of a job; `problems` lists what does not add up."""
 
@@ -416,3 +432,4 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Required fields that pages lack, most often missing first."""
     checksum: str
     """sha256 over URL, parcel, state, page hash and record of every task, in import order."""
+    crawl: CrawlReport | None = None

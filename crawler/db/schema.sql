@@ -377,6 +377,7 @@
     ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, POST, FORM
     ALTER TABLE tasks ADD COLUMN body TEXT NOT NULL DEFAULT '';
     ALTER TABLE tasks ADD COLUMN modified_at REAL;   -- when its page last changed, by a sitemap
+    ALTER TABLE tasks ADD COLUMN list_crc32 INTEGER; -- of the links on the list's page before it
     DROP INDEX tasks_by_url;
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
         CASE WHEN source = 'gateway' THEN external_id WHEN role NOT NULL THEN task_id ELSE '' END);

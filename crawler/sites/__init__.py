@@ -41,6 +41,10 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     scraper: scrapers.Source | None = None
     """The class of the site, if it has one."""
 
+    def covers(self, url: str) -> bool:
+        """Return whether the host of a URL is one of the site's."""
+        return any(_covers(pattern, host_of(url)) for pattern in self.hosts)
+
     def __repr__(self) -> str:
         """Hide the values of headers, which may be secrets."""
         headers = tuple((name, "***") for name, _ in self.headers)

@@ -1,6 +1,5 @@
 """The `page` that scrapers and the shell get: an answer, and what can be asked of it."""
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import msgspec
 from crawler.errors import FetchError, UsageError
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
+from crawler.models import Page, Role
 from crawler.sites import selectors, structured
 from crawler.sites.css import Search, SearchBudget, TooMuch
 from crawler.sites.css import compile as compiled
@@ -32,24 +32,16 @@ class PageView:
     def __init__(
         self,
         site: "Site",
-        body: bytes,
-        url: str,
-        *,
-        status: int = 200,
-        headers: Iterable[tuple[str, str]] = (),
+        answer: Page,
+        budget: Budget | None = None,
         html: bytes | None = None,
         tree: "LexborHTMLParser | None" = None,
-        budget: Budget | None = None,
     ) -> None:
         """`html` and `tree` are the body in UTF-8 and its elements, where these are known."""
-        self.site, self.body, self.url, self.status = site, body, url, status
-        self.headers: dict[str, str] = {}
-        """By name in lower case; a header that comes again is joined by commas."""
-        for name, value in headers:
-            key = name.lower()
-            self.headers[key] = f"{self.headers[key]}, {value}" if key in self.headers else value
-        self.budget = budget or Budget()
-        self._html = html
+        self.site, self.budget, self._answer = site, budget or Budget(), answer
+        self.url, self.status, self.body = answer.final_url, answer.status, answer.body
+        if html is not None:
+            self.utf8 = html
         if tree is not None:
             self.tree = tree
 
@@ -57,11 +49,18 @@ class PageView:
         return f"<page {self.status} {self.url}, {len(self.body):,} bytes>"
 
     @cached_property
+    def headers(self) -> dict[str, str]:
+        """By name in lower case; one that comes again is joined by commas."""
+        headers: dict[str, str] = {}
+        for name, value in self._answer.headers:
+            key = name.lower()
+            headers[key] = f"{headers[key]}, {value}" if key in headers else value
+        return headers
+
+    @cached_property
     def utf8(self) -> bytes:
         """The body in UTF-8."""
-        if self._html is not None:
-            return self._html
-        declared = self.headers.get("content-type", "")
+        declared = self._answer.header("content-type")
         return charset.utf8(self.body, declared, self.budget, self.site.encoding)
 
     @cached_property
@@ -141,8 +140,19 @@ class PageView:
 
     @cached_property
     def links(self) -> list[tuple[str, str]]:
-        """The URLs that the site's file follows from here, with their roles."""
-        return [(url, "index") for url in structured._links(self.tree, self._base, self.budget)]
+        """The URLs to which the site's file leads from here, with their roles."""
+        from crawler.sites.links import in_html
+
+        found = in_html(
+            self.tree, self.utf8, self._answer, self.site, Role.START, None, self.budget
+        )
+        links: dict[str, str] = {}
+        for link in found.links:
+            url = structured.absolute(found.base, link.href)
+            if url and self.site.covers(url):
+                kind = self.site.kind_of(url)
+                links.setdefault(url, link.role or (kind.role if kind else Role.INDEX))
+        return list(links.items())
 
     def urljoin(self, reference: str) -> str:
         """Return the absolute http(s) URL of a reference, or an empty text where it has none."""

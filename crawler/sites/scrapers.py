@@ -25,6 +25,7 @@ import msgspec
 
 from crawler.errors import CrawlerError, FetchError, InputError, UsageError
 from crawler.logs import printable
+from crawler.models import Page, Role
 from crawler.sites.crawlfile import CHECKS, CrawlSettings
 from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node, checked_entries
 
@@ -345,16 +346,34 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:MAX_MESSAGE]}".rstrip(": ")
 
 
-def defines(source: Source, method: str) -> bool:
+def defines(source: Source | None, method: str) -> bool:
     """Say whether a class has a method of its own; else the site's file decides."""
-    return callable(getattr(instance_of(source), method, None))
+    return source is not None and callable(getattr(instance_of(source), method, None))
 
 
-def listing(source: Source, page: "PageView") -> dict[str, Any]:
+def makes_record(site: "Site", role: Role | None) -> bool:
+    """Say whether the class of a site makes the record of a page.
+
+    In a crawl it makes those of listings, if anything tells which pages are listings.
+    """
+    source = site.scraper
+    if source is None or not defines(source, METHODS[0]):
+        return False
+    is_told = defines(source, METHODS[1]) or site.follow is not None or site.pages
+    return role in (None, Role.LISTING) or not is_told
+
+
+def finds_links(site: "Site", role: Role) -> bool:
+    """Say whether the class of a site finds the links of a page in a crawl."""
+    return role in (Role.START, Role.INDEX) and defines(site.scraper, METHODS[1])
+
+
+def listing(page: "PageView") -> dict[str, Any]:
     """Return the record that a class makes of a page; several are a list under `records`.
 
     Whatever goes wrong in the class, `FetchError` says so with file and line.
     """
+    source = _source_of(page)
     with _blamed(source, METHODS[0], page.budget):
         made = _records(_called(source, METHODS[0], page))
         if made is None:
@@ -366,10 +385,17 @@ def listing(source: Source, page: "PageView") -> dict[str, Any]:
     return result
 
 
-def links(source: Source, page: "PageView") -> list[Link]:
+def links(page: "PageView") -> list[Link]:
     """Return the URLs that a class finds in a page, absolute, each once, with their roles."""
+    source = _source_of(page)
     with _blamed(source, METHODS[1], page.budget):
         return _links(_called(source, METHODS[1], page), page)
+
+
+def _source_of(page: "PageView") -> Source:
+    source = page.site.scraper
+    assert source is not None, page.site.name
+    return source
 
 
 def _links(found: Any, page: "PageView") -> list[Link]:
@@ -470,10 +496,12 @@ class Scraper:
 
         if isinstance(html, PageView):
             return html
-        if isinstance(html, str):
-            encoded = html.encode("utf-8", "replace")
-            return PageView(self.site, encoded, url, html=encoded)
-        return PageView(self.site, html, url)
+        body = html.encode("utf-8", "replace") if isinstance(html, str) else html
+        answer = Page(
+            url=url, final_url=url, status=200, reason="OK", headers=(), body=body, raw=body,
+            fetched_at=0.0, fetch_s=0.0,
+        )  # fmt: skip
+        return PageView(self.site, answer, html=body if isinstance(html, str) else None)
 
     def extract_listing(self, page: "PageView | str | bytes", url: str = "") -> Any:
         """Return the record of a page: a dict, a list of dicts, or None.
@@ -481,8 +509,8 @@ class Scraper:
         What a class raises comes through as it is.
         """
         view = self.page(page, url)
-        if self.site.scraper and defines(self.site.scraper, METHODS[0]):
-            return _records(_called(self.site.scraper, METHODS[0], view))
+        if defines(self.site.scraper, METHODS[0]):
+            return _records(_called(_source_of(view), METHODS[0], view))
         return view.record
 
     def extract_listing_urls(self, page: "PageView | str | bytes", url: str = "") -> list[str]:
@@ -492,6 +520,6 @@ class Scraper:
     def links(self, page: "PageView | str | bytes", url: str = "") -> list[Link]:
         """Return the same with the role of each."""
         view = self.page(page, url)
-        if self.site.scraper and defines(self.site.scraper, METHODS[1]):
-            return _links(_called(self.site.scraper, METHODS[1], view), view)
+        if defines(self.site.scraper, METHODS[1]):
+            return _links(_called(_source_of(view), METHODS[1], view), view)
         return view.links

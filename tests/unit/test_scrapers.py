@@ -267,13 +267,13 @@ def test_the_names_of_the_requirements(write: Write) -> None:
             print(get_scraper("imot.bg").extract_listing(kind(html), url))
         print(get_scraper("county").extract_listing(html, url)["title"])
         print(get_scraper("imot.bg").extract_listing_urls(html, url))
-        print(get_scraper("county").extract_listing_urls(html, url))
+        print(get_scraper("county").extract_listing_urls(html, "http://b.example/"))
         get_scraper("imot")
     """
     ran = run_script(script, folder)
 
-    flat, links = "{'title': 'Flat'}\n", "['http://a.example/x']\n"
-    assert ran.stdout == f"{flat}{flat}Flat\n{links}{links}", ran.stderr
+    flat, links = "{'title': 'Flat'}\n", "['http://a.example/x']\n['http://b.example/x']\n"
+    assert ran.stdout == f"{flat}{flat}Flat\n{links}", ran.stderr
     assert "there is no site 'imot'" in ran.stderr
     assert "county, imot.bg" in ran.stderr
 
