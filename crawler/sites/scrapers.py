@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -23,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from crawler.errors import CrawlerError, FetchError, InputError, UsageError
+from crawler.errors import CrawlerError, FetchError, InputError
 from crawler.logs import printable
 from crawler.models import Page, Role
 from crawler.sites.crawlfile import CHECKS, CrawlSettings
 from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node, checked_entries
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint, EntryPoints
 
     from crawler.fetch.budget import Budget
     from crawler.sites import Site
@@ -79,15 +80,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 # Finding.
 
 
-def find(config: Path) -> dict[str, Source]:
-    """Return the classes of the config folder and of installed packages, by site."""
-    found: dict[str, Source] = {}
-    for source in (*map(read, files(config)), *installed()):
-        other = found.setdefault(source.site, source)
-        if other is not source:
-            reason = f"the site {source.site} has a class in {other.path} already"
-            raise InputError(source.path, reason)
-    return found
+def readers(config: Path) -> list[Callable[[], Source]]:
+    """Return what reads each class: those of installed packages, and those of the config folder,
+    which go before them."""
+    installed = [partial(_read_installed, entry) for entry in _entry_points()]
+    return [*installed, *(partial(read, path) for path in files(config))]
 
 
 def files(config: Path) -> list[Path]:
@@ -126,16 +123,15 @@ def _entry_points() -> "EntryPoints":
     return entry_points(group=GROUP)
 
 
-def installed() -> Iterator[Source]:
-    """Find the classes behind the entry points of installed packages."""
-    for entry in _entry_points():
-        path = _located(entry.module)
-        if path is None or not entry.attr:
-            named = f"{entry.name} = {entry.value}"
-            raise UsageError(f"the entry point {named} of {GROUP} names no class in a Python file")
-        code = _bytes_of(path)
-        version = sha256(code).hexdigest()[:12]
-        yield _source(entry.name, str(path), code, version, entry.module, entry.attr)
+def _read_installed(entry: "EntryPoint") -> Source:
+    """Find the class behind an entry point."""
+    path = _located(entry.module)
+    if path is None or not entry.attr:
+        reason = f"{entry.name} = {entry.value} names no class in a Python file"
+        raise InputError(f"the entry points {GROUP}", reason)
+    code = _bytes_of(path)
+    version = sha256(code).hexdigest()[:12]
+    return _source(entry.name, str(path), code, version, entry.module, entry.attr)
 
 
 def _located(module: str) -> Path | None:
