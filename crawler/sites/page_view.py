@@ -151,7 +151,7 @@ class PageView:
             url = structured.absolute(found.base, link.href)
             if url and self.site.covers(url):
                 kind = self.site.kind_of(url)
-                links.setdefault(url, link.role or (kind.role if kind else Role.INDEX))
+                links.setdefault(url, str(link.role or (kind.role if kind else Role.INDEX)))
         return list(links.items())
 
     def urljoin(self, reference: str) -> str:
