@@ -1,7 +1,7 @@
 """The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some, and
 classes in scrapers/<site>.py or installed packages.
 
-Each process reads the files once, when it starts.
+`live.py` reads them again when they change.
 """
 
 import math
@@ -197,6 +197,12 @@ def load(folder: Path, rate: str | None = None) -> Sites:
         raise error
 
     return Sites(*_read_all(folder, rate, refuse))
+
+
+def built_in(rate: str | None = None) -> Sites:
+    """Return what holds without any file."""
+    site = _merged(DEFAULT, {}, {}, rate)
+    return Sites(_Described(site, {}, Path(DEFAULTS), {}), [])
 
 
 def faults(folder: Path, rate: str | None = None) -> list[InputError]:
