@@ -17,7 +17,14 @@ from msgspec.structs import replace
 
 from crawler import urls
 from crawler.config import program
-from crawler.errors import FetchError, NotNow, SigningIn, UsageError, shortage_of
+from crawler.errors import (
+    FetchError,
+    InputError,
+    NotNow,
+    SigningIn,
+    UsageError,
+    shortage_of,
+)
 from crawler.fetch import charset
 from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
@@ -45,8 +52,9 @@ from crawler.resilience import retry_after, retry_delay
 from crawler.scraping import form_fetch, scope
 from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, sitemaps, structured, validation
+from crawler.sites import Site, scrapers, selectors, sitemaps, structured, validation
 from crawler.sites.crawlfile import PageKind
+from crawler.sites.page_view import PageView
 from crawler.sites.parser import parse
 from crawler.sites.sitefile import MISSING
 
@@ -61,6 +69,8 @@ MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
+SCRAPER_WAIT_S = 60.0
+"""Pause of a domain whose scraper cannot be loaded."""
 MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
 _MAX_STORED_BODY = 1 << 30
@@ -133,6 +143,8 @@ class Attempt:
     async def run(self) -> Outcome:
         """Fetch, judge and parse the page; the caller stores the outcome."""
         try:
+            if self._site.scraper:
+                await self._load_scraper(self._site.scraper)
             if self._task.role is Role.SITEMAP:
                 await self._read_sitemap()
             elif not self._skip_login_page() and not await self._keep_unmodified():
@@ -152,6 +164,16 @@ class Attempt:
             else:
                 self._fail(decided(error.reason), error.message, error.retry_after_s)
         return replace(self._outcome, sent=tuple(self._gate.sent))
+
+    async def _load_scraper(self, source: scrapers.Source) -> None:
+        """Load the class before any request: as long as it cannot be loaded, its pages wait."""
+        if scrapers.is_loaded(source):
+            return
+        try:
+            await self._budget.work(scrapers.instance_of, source)
+        except InputError as error:
+            self._gate.pause(self._task.url, SCRAPER_WAIT_S, str(error))
+            raise NotNow(self._task.domain, str(error), SCRAPER_WAIT_S) from None
 
     def _note(self, **facts: Any) -> None:
         self._outcome = replace(self._outcome, **facts)
@@ -495,6 +517,8 @@ def _examined(page: Page, site: Site, budget: Budget, finder: LinkFinder | None)
         if 200 <= page.status < 300:
             raise
         return _unread(page)
+    except InputError:
+        raise  # the scraper cannot be loaded
     except Exception as error:
         if shortage_of(error):
             raise
@@ -521,6 +545,9 @@ def _parsed_html(
     if finder:
         followed = finder.in_html(tree, html, page)
         look()
+    if scrapers.makes_record(site, finder and finder.role):
+        view = PageView(site, page, budget, html, tree)
+        return _scraped(view, ParsedPage(verdict=verdict, followed=followed), rules)
     fields = record = selectors.extract(tree, rules.fields, url, budget, required=rules.required)
     if rules.structured:
         record = structured.extract(tree, url, budget) | fields
@@ -568,6 +595,8 @@ def _parsed_text(
         body = charset.utf8(page.body, declared, budget, site.encoding)
     if finder and is_json:
         unread = replace(unread, followed=finder.in_json(body, page))
+    if scrapers.makes_record(site, finder and finder.role):
+        return _scraped(PageView(site, page, budget), unread, rules)
     if not rules.fields and not (rules.structured and is_text):
         return unread
     fields = selectors.extract(
@@ -583,6 +612,15 @@ def _parsed_text(
     if rules.structured and is_text:
         record = structured.extract_plain(body, is_json, budget)
     return _with_record(unread, record | fields, fields, site, rules, budget)
+
+
+def _scraped(view: PageView, unread: ParsedPage, rules: Site | PageKind) -> ParsedPage:
+    """Have the class of a site make the record."""
+    record = scrapers.listing(view)
+    missing = [name for name in rules.required if record.get(name) in (None, "", [])]
+    if missing:
+        record[MISSING] = missing
+    return _with_record(unread, record, record, view.site, rules, view.budget)
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
@@ -627,6 +665,8 @@ def _unread(page: Page) -> ParsedPage:
 
 
 def _parser(site: Site, rules: Site | PageKind) -> tuple[str, str]:
+    if site.scraper:
+        return site.name, f"{site.version}+{site.scraper.version}"
     if rules.fields or not rules.structured:
         return site.name, site.version
     return structured.NAME, structured.VERSION
