@@ -1,9 +1,9 @@
 """LocalPersistenceManager: the way to lpm.db, pending/ and raw/; only `doctor/` goes around it.
 
 What it stores is reached by part: `lpm.tasks` claims and frees, `lpm.imports` stores rows,
-`lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what
-was collected, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, and
-`lpm.timeline` has the events of each task.
+`lpm.crawls` has what crawls found, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers,
+`lpm.results` and `lpm.pages` have what was collected, `lpm.files` is pending/, `lpm.outbox` and
+`lpm.gateway` are for a Gateway, and `lpm.timeline` has the events of each task.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import argument, failpoint, program
-from crawler.db import guard, owners, results, siblings, tasks, timeline
+from crawler.db import guard, links, owners, results, siblings, tasks, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
 from crawler.db.gateway import GatewayTasks, Outbox
@@ -66,6 +66,7 @@ class LocalPersistenceManager(Layout):
         self.files = PendingFiles(self.store)
         self.tasks = tasks.Tasks(self.store, self.pages.has_page)
         self.imports = Imports(self.store)
+        self.crawls = links.Crawls(self.store)
         self.jobs = Jobs(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
@@ -248,6 +249,8 @@ class LocalPersistenceManager(Layout):
             status=TaskStatus.PENDING,
             page=None,
             verdict=None,
+            links=(),
+            left_out=(),
             error_message="unchanged, but the page that it is the same as has gone meanwhile; "
             "it is fetched again",
         )
@@ -390,6 +393,8 @@ def _store_outcome(
     if outcome.page and outcome.status is TaskStatus.COMPLETED:
         results.insert(db, outcome, outcome.page, digest, place, now)
         detail["record_crc32"] = crc32(outcome.record)  # shows the doctor a wrong byte
+    if outcome.links or outcome.left_out:
+        links.insert(db, outcome, now)
     timeline.note(db, outcome.task.id, tasks.kind_of(outcome), detail, now)
     return detail
 

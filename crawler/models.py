@@ -1,7 +1,7 @@
 """The values that travel between the parts: tasks, pages, outcomes, jobs, counts."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,21 @@ class TaskStatus(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     EXPIRED = "expired"
+
+
+class Role(StrEnum):
+    """What a page is to the crawl that fetches it."""
+
+    START = "start"
+    """Given by the user."""
+    INDEX = "index"
+    """Its links are followed."""
+    LISTING = "listing"
+    """An item with a record; links on it are followed only by a rule that says so."""
+    FILE = "file"
+    """Stored; has no links."""
+    SITEMAP = "sitemap"
+    """A robots.txt or a sitemap: has links, and leaves no result."""
 
 
 class JobStatus(StrEnum):
@@ -113,6 +128,30 @@ class PreviousPage(msgspec.Struct, frozen=True):
     parser_version: str
     task: int
     final_url: str
+    scraped_at: float = 0.0
+
+
+MAX_CRAWL_PAGES = 100_000
+"""Pages of a crawl that names no other limit."""
+
+
+class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a crawl begins with, and which links it follows."""
+
+    starts: tuple[str, ...]
+    """URLs and names of sites, as they were given."""
+    hosts: tuple[str, ...]
+    """The hosts in scope, with their port if it is not the scheme's; `*.` covers all below."""
+    origins: tuple[str, ...] = ()
+    """The origins of the starts: links there may reach loopback if their start may."""
+    include: tuple[str, ...] = ()
+    """Regular expressions: only matching links are followed."""
+    exclude: tuple[str, ...] = ()
+    depth: int | None = None
+    """Maximum links between a start and a page."""
+    limit: int = MAX_CRAWL_PAGES
+    """Maximum tasks; 0 is no limit."""
+    sitemap: Literal["include", "skip", "only"] = "include"
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +161,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     ignore_robots: bool = False
     url_column: str | None = None
     """The column with the URLs, if it is not `url`."""
+    crawl: CrawlOptions | None = None
+    """For a job that follows links."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +185,42 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The site that a Gateway's task names."""
     error_type: str | None = None
     """How its last attempt ended."""
+    role: Role | None = None
+    """Only for tasks of a crawl."""
+    depth: int = 0
+    hops: int = 0
+    """Redirects that led to it."""
+    method: str = "GET"
+    body: str = ""
+    modified_at: float | None = None
+    """When its page last changed, by a sitemap."""
+    list_crc32: int | None = None
+    """For a page of a list: checksum of the links on the page before it."""
     known: "PreviousPage | None" = None
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that a page of a crawl leads to."""
+
+    address: Address
+    role: Role
+    depth: int = 0
+    hops: int = 0
+    loopback: bool = False
+    method: str = "GET"
+    body: str = ""
+    modified_at: float | None = None
+    list_crc32: int | None = None
+    site: tuple[str, int] | None = None
+    """Name and page limit of its site, if that has a limit."""
+
+
+class LeftOut(NamedTuple):
+    """How many links a guard of a crawl has left out, and one of them."""
+
+    guard: str
+    links: int
+    example: str
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +297,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were made; without any, no attempt is counted."""
     rule: RateRule = RateRule()
     """The limits that these requests kept."""
+    crawl: CrawlOptions | None = None
+    """Of the crawl that the task belongs to."""
+    links: tuple[Link, ...] = ()
+    """What the crawl follows from here; stored together with the end of the task."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What guards left out."""
 
 
 class Imported(msgspec.Struct, frozen=True):

@@ -537,7 +537,8 @@ def _known_task(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -
     found = db.all(
         """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
                deadline, status, completed_at
-           FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
+           FROM tasks
+           WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway' AND role IS NULL""",
         (task.address.key, task.parcel_id),
     )
     candidates = [_KnownTask(*each) for each in found]

@@ -366,3 +366,33 @@
     DROP INDEX tasks_due;
     CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id + failures * 1000)
         WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
+
+-- Schema 9
+    -- Crawls follow links. The tasks of a crawl are its own, one for each request in every state,
+    -- and have a role: start, index, listing, file, sitemap. Other tasks have none.
+    ALTER TABLE tasks ADD COLUMN role TEXT;
+    ALTER TABLE tasks ADD COLUMN depth INTEGER NOT NULL DEFAULT 0; -- links between a start and it
+    ALTER TABLE tasks ADD COLUMN hops INTEGER NOT NULL DEFAULT 0;  -- redirects that led to it
+    ALTER TABLE tasks ADD COLUMN parent INTEGER;     -- the task on whose page its link was
+    ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, POST, FORM
+    ALTER TABLE tasks ADD COLUMN body TEXT NOT NULL DEFAULT '';
+    ALTER TABLE tasks ADD COLUMN modified_at REAL;   -- when its page last changed, by a sitemap
+    ALTER TABLE tasks ADD COLUMN list_crc32 INTEGER; -- of the links on the list's page before it
+    DROP INDEX tasks_by_url;
+    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
+        CASE WHEN source = 'gateway' THEN external_id WHEN role NOT NULL THEN task_id ELSE '' END);
+    CREATE UNIQUE INDEX tasks_of_crawl ON tasks(job_id, url_key, method, body)
+        WHERE role NOT NULL;
+
+    -- Of each crawl: the links that a guard left out, and the pages of each site with a limit.
+    CREATE TABLE crawl_counts (
+        job_id  INTEGER NOT NULL,
+        kind    TEXT NOT NULL,                       -- guard, site
+        name    TEXT NOT NULL,
+        count   INTEGER NOT NULL,
+        example TEXT,                                -- the first link that was left out
+        PRIMARY KEY (job_id, kind, name)
+    ) WITHOUT ROWID;
+
+    -- Why a record is not valid, as a JSON list.
+    ALTER TABLE results ADD COLUMN invalid TEXT;

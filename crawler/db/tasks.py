@@ -37,6 +37,7 @@ from crawler.models import (
     Outcome,
     PreviousPage,
     RawLocation,
+    Role,
     Task,
     TaskStatus,
     encoded_input,
@@ -63,7 +64,8 @@ _IDS = f"id {LISTED}"
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 _AFTER_EVERY_DOMAIN = "\U0010ffff"
 _CLAIMED = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
-    job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type"""
+    job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type, role, depth,
+    hops, method, body, modified_at, list_crc32"""
 _AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
 _DUE_DOMAINS = f"""
     WITH RECURSIVE found(domain) AS (
@@ -249,7 +251,7 @@ class Tasks(Part):
                     f"""UPDATE tasks
                         SET external_id = coalesce(external_id, ?), priority = 1, {UNHELD}
                         WHERE url_key = ? AND parcel_id = ? AND is_open AND source <> 'gateway'
-                        RETURNING id""",
+                        AND role IS NULL RETURNING id""",
                     (task.external_id, address.key, task.parcel_id),
                 )
                 or db.all(
@@ -436,10 +438,12 @@ class Tasks(Part):
         """
         rows = self._db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
-                   v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
-               FROM json_each(?) JOIN tasks t ON t.id = value
+                   v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url,
+                   r.scraped_at
+               FROM json_each(?1) JOIN tasks t ON t.id = value
                JOIN validators v ON v.url_key = t.url_key
-               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}""",
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}
+               AND t.method = 'GET'""",
             (as_json(ids),),
         )
         return {
@@ -934,4 +938,6 @@ def _message_id() -> str:
 
 def _task(row: tuple[Any, ...], known: PreviousPage | None) -> Task:
     fields = dict(zip(Task.__struct_fields__, row, strict=False))
-    return Task(**{**fields, "loopback": bool(fields["loopback"]), "known": known})
+    role = fields["role"] and Role(fields["role"])
+    made = {"loopback": bool(fields["loopback"]), "role": role, "known": known}
+    return Task(**{**fields, **made})

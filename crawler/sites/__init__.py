@@ -16,19 +16,20 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError
 from crawler.models import RateRule
-from crawler.sites import sitefile
-from crawler.sites.sitefile import PLACEHOLDER, Settings, host_of
+from crawler.sites import crawlfile, sitefile
+from crawler.sites.crawlfile import CrawlSettings, PageKind
+from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
 DEFAULTS, START_URLS = "scraping_defaults.yaml", "start_urls.yaml"
 DEFAULT = "default"  # the name of the site of all hosts that no file names
-BUILT_IN: dict[str, Any] = msgspec.to_builtins(Settings()) | {"headers": {}}
+BUILT_IN: dict[str, Any] = msgspec.to_builtins(CrawlSettings()) | {"headers": {}}
 """Every key of a file, and its value where no file sets it."""
 _CACHED_HOSTS = 10_000
-_NAME = re.compile(r"[a-z0-9_-]{1,100}")
+_NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,98}(?<!\.)")
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
 
 
-class Site(Settings, frozen=True, kw_only=True):
+class Site(CrawlSettings, frozen=True, kw_only=True):
     """The settings of the pages of some hosts."""
 
     name: str
@@ -203,7 +204,8 @@ def _site_files(folder: Path) -> list[Path]:
 
 
 def _default(path: Path, rate: str | None) -> tuple[_Described, dict[str, Any]]:
-    common, lines = sitefile.read(path, is_site=False)
+    site_only = (*sitefile.SITE_ONLY, *crawlfile.CHECKS)
+    common, lines = sitefile.read(path, CrawlSettings, {}, site_only)
     return _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines), common
 
 
@@ -211,17 +213,18 @@ def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
     if not _NAME.fullmatch(path.stem):
-        allowed = "lower case letters, digits, - and _"
+        allowed = "lower case letters, digits, -, _ and dots, which stand between others"
         raise InputError(str(path), f"the name of a site consists of {allowed}")
     if path.stem == DEFAULT:
         raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
-    own, lines = sitefile.read(path, is_site=True)
-    if template := own.get("url_template"):
-        host = host_of(template)
-        own.setdefault("hosts", (host,))
+    own, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
+    needed = [(key, host_of(url)) for key, url in crawlfile.addresses(own)]
+    if needed:
+        own.setdefault("hosts", tuple(dict.fromkeys(host for _, host in needed)))
+    for key, host in needed:
         if not any(_covers(pattern, host) for pattern in own["hosts"]):
-            reason = f"the host of the url_template, {host}, is not among hosts"
-            raise InputError(str(path), reason, lines["url_template"])
+            reason = f"the host of {key}, {host}, is not among hosts"
+            raise InputError(str(path), reason, lines[key])
     if not own.get("hosts"):
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
@@ -234,13 +237,9 @@ def _covers(pattern: str, host: str) -> bool:
 
 def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | None) -> Site:
     merged = _overlaid(_overlaid(BUILT_IN, common), own)
-    if merged["structured"] is None:
-        merged["structured"] = not merged["fields"]
-    if merged["locale"]:
-        merged["fields"] = {
-            name: msgspec.structs.replace(field, locale=field.locale or merged["locale"])
-            for name, field in merged["fields"].items()
-        }
+    merged["pages"] = [_page_kind(kind, merged) for kind in merged["pages"]]
+    merged["structured"] = _is_structured(merged["structured"], merged["fields"])
+    merged["fields"] = _in_locale(merged["fields"], merged["locale"])
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
         rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
@@ -251,6 +250,29 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
     version = sha256(msgspec.json.encode(merged, order="sorted")).hexdigest()[:12]
     merged["headers"] = tuple(merged["headers"].items())
     return msgspec.convert(merged | {"name": name, "version": version, "rule": rule}, Site)
+
+
+def _page_kind(kind: PageKind, site: dict[str, Any]) -> PageKind:
+    """Complete an entry of `pages` by what its file says for all pages."""
+    structured = site["structured"] if kind.structured is None else kind.structured
+    return msgspec.structs.replace(
+        kind,
+        fields=_in_locale(kind.fields, site["locale"]),
+        structured=_is_structured(structured, kind.fields),
+    )
+
+
+def _is_structured(given: bool | None, fields: dict[str, Field]) -> bool:
+    return not fields if given is None else given
+
+
+def _in_locale(fields: dict[str, Field], locale: str | None) -> dict[str, Field]:
+    if not locale:
+        return fields
+    return {
+        name: msgspec.structs.replace(field, locale=field.locale or locale)
+        for name, field in fields.items()
+    }
 
 
 def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

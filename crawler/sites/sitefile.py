@@ -3,11 +3,11 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -27,12 +27,11 @@ _HEADER_VALUE = re.compile(r"[\t -~\xa0-\xff]*")
 _NOT_IN_HOSTS = re.compile(r"[/?#@\s*\\{}%]")
 _KINDS = {"scalar": "a single value", "sequence": "a list", "mapping": "a mapping"}
 _ANSWERS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_SITE_ONLY = ("hosts", "url_template")
-_PLANNED = {
-    "use_llm": "reading of pages by a language model",
-    "start_urls": "crawls of whole sites",
-}
+SITE_ONLY = ("hosts", "url_template")
+_PLANNED = {"use_llm": "reading of pages by a language model"}
 """Keys of features that this version does not have."""
+
+T = TypeVar("T")
 
 Type = Literal["text", "number", "integer", "date", "url", "boolean", "html"]
 Boolean = Annotated[bool, Meta(description="true or false")]
@@ -99,6 +98,7 @@ class Node(msgspec.Struct):
 
 
 Entries = dict[str, tuple[int, Node]]  # line and value by key
+Checks = Mapping[str, Callable[[Node], Any]]
 
 
 class _Wrong(Exception):
@@ -109,33 +109,45 @@ class _Wrong(Exception):
         self.reason, self.line = reason, line
 
 
-def read(path: Path, is_site: bool) -> tuple[dict[str, Any], dict[str, int]]:
+def read(
+    path: Path, keys: type[Settings], checks: Checks, not_here: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the checked values of a file and the lines of its keys; nothing without a file."""
+
+    def checked(entries: Entries) -> dict[str, Any]:
+        for key, (line, node) in entries.items():
+            if key in not_here and not node.is_null:
+                reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
+                raise _Wrong(reason, line)
+            if key in _PLANNED:
+                reason = f"this version has no {_PLANNED[key]}; take it out"
+                raise _Wrong(f"{key} is not in force yet: {reason}", line)
+        return _checked(entries, keys, "", checks)
+
+    return read_entries(path, checked)
+
+
+def read_entries(
+    path: Path, check: Callable[[Entries], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what a check makes of a file's entries and their lines; nothing without a file."""
     text = _text_of(path)
     if text is None:
         return {}, {}
     try:
-        entries = _top_entries(text, is_site)
-        return _checked(entries, Settings), {key: line for key, (line, _) in entries.items()}
+        entries = _top_entries(text)
+        return check(entries), {key: line for key, (line, _) in entries.items()}
     except _Wrong as wrong:
         raise InputError(str(path), wrong.reason, wrong.line) from None
 
 
-def _top_entries(text: str, is_site: bool) -> Entries:
+def _top_entries(text: str) -> Entries:
     nodes = _compose(text)
     if not nodes or nodes[0].is_null:
         return {}
     if nodes[0].kind != "mapping":
         raise _Wrong("the file must consist of lines such as `key: value`", nodes[0].line)
-    entries = _entries(nodes[0])
-    for key, (line, node) in entries.items():
-        if key in _SITE_ONLY and not is_site and not node.is_null:
-            reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
-            raise _Wrong(reason, line)
-        if key in _PLANNED:
-            reason = f"{key} is not in force yet: this version has no {_PLANNED[key]}; take it out"
-            raise _Wrong(reason, line)
-    return entries
+    return _entries(nodes[0])
 
 
 # YAML.
@@ -243,15 +255,25 @@ def _entries(mapping: Node) -> Entries:
 # Checks of any key.
 
 
-def _checked(entries: Entries, keys: type[msgspec.Struct], inside: str = "") -> dict[str, Any]:
-    """Check the values of a mapping; a null leaves its key unset."""
+def _checked(
+    entries: Entries, keys: type[msgspec.Struct], inside: str = "", checks: Checks | None = None
+) -> dict[str, Any]:
+    """Check the values of a mapping; a null leaves its key unset.
+
+    `checks` go before the common ones: a key may mean something else in another mapping.
+    """
+    checks = checks or {}
     types = _types(keys)
     given: dict[str, Any] = {}
     for key, (line, node) in entries.items():
         if key not in types:
             reason = f"there is no key {key[:60]!r}{inside}; {_nearest(key, types)}"
             raise _Wrong(reason, line)
-        if not node.is_null:
+        if node.is_null:
+            continue
+        if key in checks:
+            given[key] = checks[key](node)
+        else:
             given[key] = _value(key, node, types[key])
     return given
 
@@ -264,11 +286,13 @@ def _types(keys: type[msgspec.Struct]) -> dict[str, Any]:
 def _value(key: str, node: Node, kind: Any) -> Any:
     if key in _NODE_CHECKS:
         return _NODE_CHECKS[key](node)
+    return _checked_text(key, node, _TEXT_CHECKS.get(key, lambda text: _converted(text, kind)))
+
+
+def _checked_text(key: str, node: Node, check: Callable[[str], T]) -> T:
     text = _text(key, node)
     try:
-        if key in _TEXT_CHECKS:
-            return _TEXT_CHECKS[key](text)
-        return _converted(text, kind)
+        return check(text)
     except ValueError as error:
         separator = ":"
         if str(error).startswith("must be "):

@@ -322,7 +322,7 @@ def _keys(client: object, number: int) -> list[bytes]:
     return list(client.keys("*"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 8])
 def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, version: int) -> None:
     """It is backed up, migrated, and its open tasks are done; what was collected stays as it
     was."""
@@ -368,7 +368,7 @@ def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, versio
     assert len(list((folder.data / "pending").glob("*.json"))) == count - 1
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [4, 5, 8])
 def test_a_bundle_of_an_earlier_version_is_taken_in(folder: Folder, version: int) -> None:
     """Results that a program before this one has bundled are stored, each once."""
     with tarfile.open(

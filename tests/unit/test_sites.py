@@ -333,7 +333,7 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         (
             "hosts: a.example\nstart_urls: [a]",
             2,
-            "start_urls is not in force yet: this version has no crawls",
+            "there is no key 'start_urls'; did you mean start?",
         ),
         (
             "hosts: a.example\nrate: 2",
@@ -657,9 +657,10 @@ def test_aliases_within_reason_are_read(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("County.yaml", "lower case letters, digits, - and _"),
-        ("a b.yaml", "lower case letters, digits, - and _"),
+        ("County.yaml", "lower case letters, digits, -, _ and dots"),
+        ("a b.yaml", "lower case letters, digits, -, _ and dots"),
         ("county.yml", "must end in .yaml"),
+        ("a..yaml", "dots, which stand between others"),
         ("default.yaml", "is in scraping_defaults.yaml"),
     ],
 )

@@ -1,0 +1,142 @@
+"""Crawls: starts become tasks, and so do the links of a page, in the transaction that ends it."""
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from crawler.db.connection import Database, writing
+from crawler.db.store import Part
+from crawler.models import NO_DEADLINE, CrawlOptions, Job, LeftOut, Link, Outcome, encoded_input
+
+_INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
+        priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
+        method, body, modified_at, list_crc32)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_IS_KNOWN = """SELECT 1 FROM tasks
+    WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
+
+
+class Crawls(Part):
+    """Begins crawls, and counts what they found and left out."""
+
+    def add_starts(
+        self, job: Job, starts: Iterable[tuple[Link, Mapping[str, Any]]], now: float
+    ) -> int:
+        """Insert the starts that are not there yet, each with its row of input; returns how
+        many."""
+        db, added = self._durable, 0
+        with writing(db):
+            for link, row in starts:
+                parcel_id = str(row.get("parcel_id") or "")
+                deadline = job.deadline or NO_DEADLINE
+                given = (parcel_id, job.queue, 5, deadline, encoded_input(dict(row)))
+                added += _insert(db, job.id, link, None, given, now)
+            db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, job.id))
+        return added
+
+    def left_out(self, job: Job) -> list[LeftOut]:
+        """What the guards of a crawl have left out, the most first."""
+        rows = self._db.all(
+            """SELECT name, count, example FROM crawl_counts WHERE job_id = ? AND kind = 'guard'
+               ORDER BY count DESC, name""",
+            (job.id,),
+        )
+        return [LeftOut(*row) for row in rows]
+
+    def by_role(self, job: Job) -> dict[str, dict[str, int]]:
+        """How many tasks of a crawl are in which state, by role."""
+        found: dict[str, dict[str, int]] = {}
+        for role, status, count in self._db.all(
+            """SELECT role, status, count(*) FROM tasks WHERE job_id = ? AND role NOT NULL
+               GROUP BY 1, 2""",
+            (job.id,),
+        ):
+            found.setdefault(role, {})[status] = count
+        return found
+
+
+# Functions that are part of a transaction
+
+
+def insert(db: Database, outcome: Outcome, now: float) -> None:
+    """Insert the links of a page that are not there yet, and count what guards left out."""
+    task, crawl = outcome.task, outcome.crawl
+    if task.job_id is None or crawl is None:
+        return
+    left_out = {each.guard: each for each in outcome.left_out}
+    job_size = db.value("SELECT size FROM jobs WHERE id = ?", (task.job_id,))
+    limits = _Limits(db, task.job_id, crawl, job_size)
+    given = db.one(
+        "SELECT parcel_id, queue, priority, deadline, input FROM tasks WHERE id = ?", (task.id,)
+    )
+    assert given is not None, task.task_id
+    for link in outcome.links:
+        guard = limits.reached(link)
+        if not guard:
+            if _insert(db, task.job_id, link, task.id, given, now):
+                limits.count(link)
+        elif not db.one(_IS_KNOWN, (task.job_id, link.address.key, link.method, link.body)):
+            before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
+            left_out[guard] = before._replace(links=before.links + 1)
+    added = limits.pages - job_size
+    if added:
+        db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, task.job_id))
+    counts: list[tuple[Any, ...]] = [("guard", *each) for each in left_out.values()]
+    counts += [("site", name, count, None) for name, count in limits.added_by_site.items()]
+    db.executemany(
+        """INSERT INTO crawl_counts (job_id, kind, name, count, example) VALUES (?, ?, ?, ?, ?)
+           ON CONFLICT DO UPDATE SET count = count + excluded.count""",
+        [(task.job_id, *each) for each in counts],
+    )
+
+
+class _Limits:
+    """The limits of a crawl, while links are inserted."""
+
+    def __init__(self, db: Database, job_id: int, crawl: CrawlOptions, pages: int) -> None:
+        self._db, self._job_id, self._crawl = db, job_id, crawl
+        self.pages = pages
+        self.added_by_site: dict[str, int] = {}
+        self._by_site: dict[str, int] = {}
+
+    def reached(self, link: Link) -> str:
+        """The guard that stands against one more link."""
+        crawl = self._crawl
+        if crawl.depth is not None and link.depth > crawl.depth:
+            return "depth"
+        if crawl.limit and self.pages >= crawl.limit:
+            return "limit"
+        if link.site and self._pages_of(link.site[0]) >= link.site[1]:
+            return "site_limit"
+        return ""
+
+    def count(self, link: Link) -> None:
+        self.pages += 1
+        if link.site:
+            name = link.site[0]
+            self._by_site[name] = self._pages_of(name) + 1
+            self.added_by_site[name] = self.added_by_site.get(name, 0) + 1
+
+    def _pages_of(self, site: str) -> int:
+        if site not in self._by_site:
+            self._by_site[site] = self._db.value(
+                """SELECT count FROM crawl_counts
+                   WHERE job_id = ? AND kind = 'site' AND name = ?""",
+                (self._job_id, site),
+                0,
+            )
+        return self._by_site[site]
+
+
+def _insert(
+    db: Database, job_id: int, link: Link, parent: int | None, given: tuple[Any, ...], now: float
+) -> bool:
+    """Insert a task with parcel, queue, priority, deadline and input as given; whether it is
+    new."""
+    db.execute(
+        _INSERT,
+        (secrets.token_hex(16), job_id, *link.address, *given, link.loopback, now, link.role,
+         link.depth, link.hops, parent, link.method, link.body, link.modified_at,
+         link.list_crc32),
+    )  # fmt: skip
+    return bool(db.changes())

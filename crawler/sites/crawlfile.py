@@ -1,0 +1,395 @@
+"""The keys of a site's file that say how the site is crawled: their types, defaults and checks."""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+
+from crawler.errors import UrlError
+from crawler.sites.sitefile import (
+    _KINDS,
+    PLACEHOLDER,
+    Boolean,
+    Checks,
+    Field,
+    Node,
+    Settings,
+    _checked,
+    _checked_text,
+    _converted,
+    _fields,
+    _mapping,
+    _regex,
+    _selector,
+    _text,
+    _Wrong,
+)
+
+MAX_STARTS, MAX_RULES, MAX_FORM_VALUES, MAX_FORM_VALUE = 10_000, 100, 200, 10_000
+_SECRET = re.compile(r"\$([a-z_][a-z0-9_]{0,99})", re.IGNORECASE | re.ASCII)
+_LOOKS_SECRET = re.compile(r"\$[a-z_]", re.IGNORECASE | re.ASCII)
+_PASSWORD = re.compile(r"passw|passphrase|passcode|pwd|kennwort|парол", re.IGNORECASE)
+_PARAMETER = re.compile(r"[^\s&=#?]{1,100}")
+_WAYS = ("next", "parameter", "path", "cursor", "postback")
+_NUMBERED = ("parameter", "path")
+_NUMBERS = ("first", "step", "max")
+
+T = TypeVar("T")
+
+Role = Literal["index", "listing", "file"]
+Linking = Literal["start", "index", "listing"]
+"""Roles of pages whose links may be followed."""
+Pages = Annotated[int, Meta(ge=1, le=999_999_999, description="a whole number of at least 1")]
+Number = Annotated[int, Meta(ge=0, le=999_999_999, description="a whole number of at least 0")]
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """Which form of a page is submitted, and with which values by control."""
+
+    css: str = ""  # not needed if the page has one form only
+    values: dict[str, str] = {}
+    submit: str = ""  # the name of the button to press; without one it is the first
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that its values take from a row."""
+        found = [name for text in self.values.values() for name in PLACEHOLDER.findall(text)]
+        return list(dict.fromkeys(name.strip().lower() for name in found))
+
+    @property
+    def secrets(self) -> list[str]:
+        """The names of the secrets that its values stand for."""
+        found = (secret_name(text) for text in self.values.values())
+        return list(dict.fromkeys(name for name in found if name))
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a crawl begins: a page, or what the form of a page leads to."""
+
+    url: str
+    form: Form | None = None
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """The page and the form that sign a job in."""
+
+    url: str
+    form: Form
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True):
+    """Which links of a page become tasks, and of which role; with `css` and `regex` both apply."""
+
+    css: str = ""  # of the links, or of elements that contain them
+    regex: str = ""  # searched in the absolute URL
+    role: Role = "index"
+    limit: Pages | None = None  # links per page
+    on: tuple[Linking, ...] = ("start", "index")
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a page names the next one, and the parameter that passes it on."""
+
+    parameter: str
+    json: str = ""
+    css: str = ""
+    attr: str = ""  # the attribute that holds it; without one it is the element's text
+
+
+class Pagination(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next page of a list is found: in exactly one of five ways."""
+
+    next: str = ""  # CSS of the link to it
+    parameter: str = ""
+    path: str = ""  # with {n}, which follows the path of the first page
+    cursor: Cursor | None = None
+    postback: str = ""  # CSS of the link or button that submits the page's form by script
+    first: Number = 2  # the number of the second page
+    step: Pages = 1
+    max: Number = 1000  # the greatest number that is asked for
+    stop: str = ""  # CSS that only pages behind the last one have
+    on: tuple[Linking, ...] = ("start", "index")
+
+
+class PageKind(msgspec.Struct, frozen=True, kw_only=True):
+    """The role and the fields of pages whose URL the regular expression finds."""
+
+    regex: str
+    role: Role = "listing"
+    fields: dict[str, Field] = {}
+    required: tuple[str, ...] = ()
+    structured: Boolean | None = None  # as in the site's file; if not set: where fields are not
+
+
+class CrawlSettings(Settings, frozen=True, kw_only=True):
+    """Every key of a site's file, with its value where no file sets it."""
+
+    start: tuple[Start, ...] = ()
+    sitemaps: tuple[str, ...] = ()
+    login: Login | None = None
+    follow: tuple[Follow, ...] | None = None
+    """If not set, every link in scope is followed."""
+    pagination: tuple[Pagination, ...] = ()
+    pages: tuple[PageKind, ...] = ()
+    limit: Pages | None = None  # pages of the site in one crawl
+
+    def kind_of(self, url: str) -> PageKind | None:
+        """Return the first entry of `pages` that fits a URL."""
+        if not self.pages:
+            return None
+        from crawler.sites.selectors import pattern
+
+        for kind in self.pages:
+            if pattern(kind.regex).search(url):
+                return kind
+        return None
+
+
+def secret_name(text: str) -> str:
+    """Return the name of the secret that a form's value stands for, if it is one."""
+    found = _SECRET.fullmatch(text)
+    return found[1] if found else ""
+
+
+def addresses(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys and URLs of a file's checked values that must lie within its hosts."""
+    if template := given.get("url_template"):
+        yield "url_template", template
+    for start in given.get("start", ()):
+        yield "start", start.url
+    for url in given.get("sitemaps", ()):
+        yield "sitemaps", url
+    if login := given.get("login"):
+        yield "login", login.url
+
+
+# Checks of the keys. Those of a text raise `ValueError`.
+
+
+def starts(node: Node, key: str = "start") -> tuple[Start, ...]:
+    """Check the URLs and forms that a crawl begins with."""
+    return tuple(_start(item, key) for item in _items(key, node, MAX_STARTS))
+
+
+def _start(node: Node, key: str) -> Start:
+    if node.kind == "scalar":
+        return Start(url=_checked_text(key, node, _url))
+    checks: Checks = {"url": _text_check("url", _url), "form": partial(_form, False)}
+    given = _checked(_mapping(key, node), Start, f" in {key}", checks)
+    _need(given, "url", key, node)
+    return Start(**given)
+
+
+def _url(text: str) -> str:
+    from crawler.urls import parse
+
+    if PLACEHOLDER.search(text):
+        reason = "it holds a placeholder, which only the values of a form may"
+        raise ValueError(f"{reason}; for URLs made of columns there is url_template")
+    if "@" in re.split(r"[/?#\\]", text.partition("://")[2], maxsplit=1)[0]:
+        raise ValueError("it holds a user name or a password; secrets have no place in it")
+    try:
+        return parse(text).url
+    except UrlError as error:
+        raise ValueError(str(error)) from None
+
+
+def _sitemaps(node: Node) -> tuple[str, ...]:
+    items = _items("sitemaps", node, MAX_RULES)
+    return tuple(_checked_text("sitemaps", item, _url) for item in items)
+
+
+def _login(node: Node) -> Login:
+    checks: Checks = {"url": _text_check("url", _url), "form": partial(_form, True)}
+    given = _checked(_mapping("login", node), Login, " in login", checks)
+    _need(given, "url", "login", node)
+    _need(given, "form", "login", node)
+    return Login(**given)
+
+
+def _form(of_login: bool, node: Node) -> Form:
+    checks: Checks = {
+        "css": _text_check("css", _selector),
+        "submit": _text_check("submit", str),
+        "values": partial(_form_values, of_login),
+    }
+    form = Form(**_checked(_mapping("form", node), Form, " in form", checks))
+    if of_login and not form.values:
+        raise _Wrong("the form of login has no values", node.line)
+    return form
+
+
+def _form_values(of_login: bool, node: Node) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, (line, value) in _mapping("values", node, MAX_FORM_VALUES).items():
+        values[name] = _form_value(name, line, value)
+        if of_login and PLACEHOLDER.search(value.text):
+            reason = "a login is the same for all rows: it has no columns"
+            raise _Wrong(f"values: {name[:60]}: {reason}", line)
+        if of_login and _PASSWORD.search(name) and not _SECRET.fullmatch(value.text):
+            reason = "a password has no place in this file; write $password, a secret of the job"
+            raise _Wrong(f"values: {name[:60]}: {reason}", line)
+    return values
+
+
+def _form_value(name: str, line: int, node: Node) -> str:
+    """Check a value; no message shows it."""
+    its = f"values: the value of {name[:60]!r}"
+    if not name.strip():
+        raise _Wrong("values: a control without a name", line)
+    if node.kind != "scalar":
+        raise _Wrong(f"{its} must be a single text, not {_KINDS[node.kind]}", node.line)
+    if node.is_null:
+        raise _Wrong(f'{its} is missing; an empty one is ""', line)
+    text = node.text
+    if len(text) > MAX_FORM_VALUE:
+        found = f"{len(text):,} characters, more than {MAX_FORM_VALUE:,}"
+        raise _Wrong(f"{its} has {found}", node.line)
+    if _LOOKS_SECRET.match(text) and not _SECRET.fullmatch(text):
+        reason = "looks like a secret's name; letters, digits and _ make one, as in $password"
+        raise _Wrong(f"{its} {reason}", node.line)
+    rest = PLACEHOLDER.sub("", text)
+    if "{" in rest or "}" in rest or not all(map(str.strip, PLACEHOLDER.findall(text))):
+        reason = "has a brace that is open or empty; columns are written as in {parcel_id}"
+        raise _Wrong(f"{its} {reason}", node.line)
+    return text
+
+
+def _follow(node: Node) -> tuple[Follow, ...]:
+    rules = []
+    for item in _items("follow", node, MAX_RULES):
+        given = _checked(_mapping("follow", item), Follow, " in follow", _RULE_CHECKS)
+        if "css" not in given and "regex" not in given:
+            raise _Wrong("an entry of follow needs css or regex", item.line)
+        rules.append(Follow(**given))
+    return tuple(rules)
+
+
+def _pagination(node: Node) -> tuple[Pagination, ...]:
+    return tuple(_one_pagination(item) for item in _items("pagination", node, MAX_RULES))
+
+
+def _one_pagination(node: Node) -> Pagination:
+    entries = _mapping("pagination", node)
+    given = _checked(entries, Pagination, " in pagination", _PAGINATION_CHECKS)
+    ways = [key for key in _WAYS if key in given]
+    if len(ways) != 1:
+        here = " and ".join(ways) or "none"
+        raise _Wrong(f"pagination needs one of {', '.join(_WAYS)}; here is {here}", node.line)
+    numbers = [key for key in _NUMBERS if key in given]
+    if numbers and ways[0] not in _NUMBERED:
+        reason = f"{numbers[0]} goes with parameter or path, not with {ways[0]}"
+        raise _Wrong(f"pagination: {reason}", entries[numbers[0]][0])
+    found = Pagination(**given)
+    if found.first > found.max:
+        raise _Wrong("pagination: first is more than max", node.line)
+    return found
+
+
+def _cursor(node: Node) -> Cursor:
+    given = _checked(_mapping("cursor", node), Cursor, " in cursor", _PAGINATION_CHECKS)
+    _need(given, "parameter", "cursor", node)
+    if ("json" in given) == ("css" in given):
+        raise _Wrong("cursor needs either json or css", node.line)
+    if "attr" in given and "css" not in given:
+        raise _Wrong("cursor: attr goes with css", node.line)
+    return Cursor(**given)
+
+
+def _parameter(text: str) -> str:
+    if not _PARAMETER.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is not the name of a parameter, such as page")
+    return text
+
+
+def _path(text: str) -> str:
+    before, placeholder, after = text.partition("{n}")
+    if not placeholder or not before.startswith("/") or re.search(r"[{}?#\s\\]", before + after):
+        raise ValueError(f"{text[:60]!r} is not a path with one {{n}}, such as /p-{{n}}")
+    return text
+
+
+def _json_path(text: str) -> str:
+    if not all(part.strip() for part in text.split(".")):
+        raise ValueError(f"{text[:60]!r} is not a path of names, such as meta.next")
+    return text
+
+
+def _pages(node: Node) -> tuple[PageKind, ...]:
+    return tuple(_page_kind(item) for item in _items("pages", node, MAX_RULES))
+
+
+def _page_kind(node: Node) -> PageKind:
+    entries = _mapping("pages", node)
+    given = _checked(entries, PageKind, " in pages", _RULE_CHECKS)
+    _need(given, "regex", "an entry of pages", node)
+    for name in given.get("required", ()):
+        if name not in given.get("fields", {}):
+            reason = f"there is no field {name[:60]!r} in this entry of pages"
+            raise _Wrong(f"required: {reason}", entries["required"][0])
+    return PageKind(**given)
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    return tuple(_text("required", item) for item in _items("required", node, MAX_RULES))
+
+
+def _roles(node: Node) -> tuple[Linking, ...]:
+    items = _items("on", node, MAX_RULES)
+    roles = [_checked_text("on", item, lambda text: _converted(text, Linking)) for item in items]
+    if not roles:
+        raise _Wrong(f"on is empty; it names some of {', '.join(get_args(Linking))}", node.line)
+    return tuple(dict.fromkeys(roles))
+
+
+# Helpers.
+
+
+def _items(key: str, node: Node, limit: int) -> list[Node]:
+    """Return the values of a list; a single value needs no list around it."""
+    if node.kind != "sequence":
+        return [node]
+    if len(node.items) > limit:
+        raise _Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
+    return node.items
+
+
+def _need(given: dict[str, Any], key: str, inside: str, node: Node) -> None:
+    if key not in given:
+        raise _Wrong(f"{inside} has no {key}", node.line)
+
+
+def _text_check(key: str, check: Callable[[str], T]) -> Callable[[Node], T]:
+    return lambda node: _checked_text(key, node, check)
+
+
+_RULE_CHECKS: Checks = {
+    "css": _text_check("css", _selector),
+    "regex": _text_check("regex", _regex),
+    "on": _roles,
+    "fields": _fields,
+    "required": _names,
+}
+_PAGINATION_CHECKS: Checks = {
+    "next": _text_check("next", _selector),
+    "parameter": _text_check("parameter", _parameter),
+    "path": _text_check("path", _path),
+    "cursor": _cursor,
+    "postback": _text_check("postback", _selector),
+    "stop": _text_check("stop", _selector),
+    "css": _text_check("css", _selector),
+    "json": _text_check("json", _json_path),
+    "on": _roles,
+}
+CHECKS: Checks = {
+    "start": starts,
+    "sitemaps": _sitemaps,
+    "login": _login,
+    "follow": _follow,
+    "pagination": _pagination,
+    "pages": _pages,
+}
+"""Checks of the keys that a site's file has, and that for all sites has not."""
