@@ -1,19 +1,9 @@
 """The links of a page that a crawl may follow, by the rules of its site's file or all of them."""
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode
-from zlib import crc32
+from typing import NamedTuple
 
-import msgspec
-from selectolax.lexbor import LexborHTMLParser, LexborNode
-
-from crawler.fetch.budget import Budget
-from crawler.models import Page, Role, Task
-from crawler.sites import Site, css, structured
-from crawler.sites.crawlfile import Follow, Pagination
-from crawler.sites.selectors import MAX_LOOKS, pattern
+from crawler.models import Role
 
 MAX_LINKS = 10_000
 """Links of one page."""

@@ -7,13 +7,19 @@ from collections import Counter
 from collections.abc import Iterator
 from html import unescape
 from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote_plus, urlencode, urljoin
 
+import msgspec
 import pytest
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.examples import county, imoti
 from crawler.examples.server import Request, Response, Running
+from crawler.models import Page
+from crawler.scraping import examine
+from crawler.sites import Site, load
 
 SIZE = 120
 BASE = "http://site.test"
@@ -333,3 +339,83 @@ def test_both_sites_are_served_on_one_port_and_count_requests() -> None:
             "POST county.localhost/login user=a": 1,
         }
         assert sites.requests("imoti")["GET imoti.localhost/novi?after=c0"] == 2
+
+
+# Their site files.
+
+FILES = Path(__file__).parents[2] / "examples"
+
+
+def _site(name: str) -> Site:
+    """A site as its example file describes it."""
+    found = load(FILES).named(name)
+    assert found is not None
+    return found
+
+
+def _page_of(response: Response, url: str) -> Page:
+    return Page(
+        url=url, final_url=url, status=response.status, reason="OK",
+        headers=(("Content-Type", response.kind), *response.headers), body=response.body,
+        raw=response.body, fetched_at=0.0, fetch_s=0.0,
+    )  # fmt: skip
+
+
+def _record(site: Site, response: Response, url: str) -> dict[str, Any]:
+    """What the fields of the site's file find in a page that is one of its listings."""
+    kind = site.kind_of(url)
+    assert kind is not None
+    assert kind.role == "listing"
+    read = examine(
+        _page_of(response, url), msgspec.structs.replace(site, fields=kind.fields, structured=False)
+    )
+    assert read.verdict.completed, read.verdict
+    return read.record
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("name", "visitor"),
+        [("county", Visitor(county.County(SIZE, session_pages=SIZE))),
+         ("imoti", Visitor(imoti.Imoti(SIZE)))],
+    )  # fmt: skip
+    def test_every_field_of_every_listing_is_as_the_site_means_it(
+        self, name: str, visitor: Visitor
+    ) -> None:
+        """The example files read each page of their sites without a mistake."""
+        site = _site(name)
+        if name == "county":
+            _sign_in(visitor)
+        for listing in visitor.site.listings(BASE):
+            record = _record(site, visitor.ask(listing.url.removeprefix(BASE)), listing.url)
+            expected = {key: value for key, value in listing.record.items() if key in record}
+            assert record == expected
+            assert len(record) >= 5
+
+    def test_a_login_that_has_ended_is_known_as_one(self, portal: Visitor) -> None:
+        """The sign-in page in place of a parcel is no parcel."""
+        url = _urls(portal, "members")[0]
+        response = portal.ask(url.removeprefix(BASE))
+        read = examine(_page_of(response, url), _site("county"))
+        assert read.verdict.name == "login_wall"
+
+    def test_starts_sitemaps_and_forms_are_pages_of_the_sites(
+        self, portal: Visitor, market: Visitor
+    ) -> None:
+        """Nothing that a file names is missing, and forms have the controls that it fills in."""
+        for name, visitor in (("county", portal), ("imoti", market)):
+            site = _site(name)
+            assert site.start
+            places = [(start.url, start.form) for start in site.start]
+            if site.login:
+                places.append((site.login.url, site.login.form))
+            for url, form in places:
+                path = url.split(":8090")[1]
+                response = visitor.ask(path)
+                assert response.status == 200
+                if form:
+                    tree = LexborHTMLParser(response.body)
+                    for control in form.values:
+                        assert tree.css_first(f"{form.css or 'form'} [name={control}]")
+            for url in site.sitemaps:
+                assert visitor.ask(url.split(":8090")[1]).status == 200
