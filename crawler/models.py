@@ -401,6 +401,19 @@ class MissingField(msgspec.Struct, frozen=True):
     of: int
 
 
+class CrawlReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a crawl found."""
+
+    roles: dict[str, dict[str, int]]
+    """Tasks by role and state."""
+    pages: int
+    """Tasks that are pages: no sitemaps, and no redirects."""
+    bad: int
+    """Tasks that should have brought a page and did not."""
+    left_out: list[LeftOut]
+    """Links that guards left out, by guard."""
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What became of every row of a job; `problems` lists what does not add up."""
 
@@ -419,3 +432,4 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Required fields that pages lack, most often missing first."""
     checksum: str
     """sha256 over URL, parcel, state, page hash and record of every task, in import order."""
+    crawl: CrawlReport | None = None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
     "run": ("bulk", "Crawl every URL of a file and print a summary."),
+    "crawl": ("crawl", "Crawl whole sites, following links and sitemaps."),
     "resume": ("bulk", "Continue with all open tasks."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
     "raw": ("scrape", "Print the stored page of a URL."),

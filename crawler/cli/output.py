@@ -18,7 +18,7 @@ from crawler.errors import UsageError
 from crawler.forecast import STILL_S, Trend, slip
 from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, Receipt, TaskCounts
+from crawler.models import CrawlReport, Job, Receipt, TaskCounts
 from crawler.times import duration
 
 if TYPE_CHECKING:
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
 UNACCOUNTED = 5
 """Exit code if tasks are open, or if a job's counts do not add up."""
 _MAX_MISSING_FIELDS = 10
+_GUARDS = {
+    "calendar": "left out, far away in a calendar",
+    "depth": "left out, further from a start than --depth",
+    "file_type": "left out, to files that are no pages",
+    "limit": "left out, because the crawl has its --limit of pages",
+    "links_per_page": "left out, above the maximum of a page",
+    "nofollow": "left out, because their page asks for it",
+    "pagination": "left out, because a list repeats itself or has its maximum of pages",
+    "repeated_path": "left out, whose path goes in circles",
+    "session_parameter": "followed without the session in their URL",
+    "site_limit": "left out, because the site has its limit of pages",
+    "sitemap_levels": "left out, in sitemaps nested too deep",
+    "sitemap_size": "cut short: a sitemap with too many URLs",
+    "url_length": "left out, with a very long URL",
+}
+"""What each guard of a crawl does with links."""
 RATE_WINDOW_S = 10.0
 """The shown rate is the average over this time."""
 
@@ -161,6 +177,13 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  UNACCOUNTED: {printable(problem)}")
 
 
+def print_left_out(crawled: CrawlReport) -> None:
+    """Print which guards of a crawl acted, on how many links."""
+    for guard, links, example in crawled.left_out:
+        why = _GUARDS.get(guard, guard.replace("_", " "))
+        print(f"  guard {guard}: {counted(links, 'link')} {why}: {shortened(printable(example))}")
+
+
 def print_missing_fields(receipt: Receipt) -> None:
     """Print the required fields that collected pages lack."""
     for field in receipt.missing_fields[:_MAX_MISSING_FIELDS]:
@@ -255,7 +278,12 @@ class CrawlProgress:
         if trouble and self._recent.still_s(now) >= STILL_S:
             self._trend = Trend()  # pages that come meanwhile say nothing about the rate afterwards
         self._trend.add(now, done)
-        counts = f"{done:,}/{books.accepted:,} done{_without_result(books, forbidden)}"
+        if self._job and self._job.options.crawl:
+            counts = (
+                f"{books.accepted:,} found, {books.completed:,} fetched, {books.failed:,} failed"
+            )
+        else:
+            counts = f"{done:,}/{books.accepted:,} done{_without_result(books, forbidden)}"
         self._line = f"{counts}, {self._pace(books, trouble, now)}"
         if self._bar and self._task is not None:
             total = books.accepted or None

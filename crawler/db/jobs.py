@@ -13,6 +13,7 @@ import msgspec
 from crawler.config import program
 from crawler.db.connection import Database, reading, writing
 from crawler.db.counts import Counts
+from crawler.db.links import report as crawl_report
 from crawler.db.store import LISTED, Part, as_json, members, of_job
 from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
 from crawler.errors import UsageError
@@ -291,6 +292,7 @@ class Jobs(Part):
                 accepted=[loss.what for loss in lost if loss.how == ACCEPTED],
                 missing_fields=_missing_fields(db, job, ids, missing) if missing else [],
                 checksum=checksum,
+                crawl=crawl_report(db, job),
             )
 
     def index_faults(self) -> list[str]:

@@ -6,7 +6,16 @@ from typing import Any
 
 from crawler.db.connection import Database, writing
 from crawler.db.store import Part
-from crawler.models import NO_DEADLINE, CrawlOptions, Job, LeftOut, Link, Outcome, encoded_input
+from crawler.models import (
+    NO_DEADLINE,
+    CrawlOptions,
+    CrawlReport,
+    Job,
+    LeftOut,
+    Link,
+    Outcome,
+    encoded_input,
+)
 
 _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
@@ -16,8 +25,15 @@ _IS_KNOWN = """SELECT 1 FROM tasks
     WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
 
 
+_IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
+    ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
+        OR error_type NOT IN ('out_of_scope', 'robots')))"""
+"""Whether a task should have brought a page and did not. Any link may lead to where the crawl may
+not go; a start may not."""
+
+
 class Crawls(Part):
-    """Begins crawls, and counts what they found and left out."""
+    """Begins crawls."""
 
     def add_starts(
         self, job: Job, starts: Iterable[tuple[Link, Mapping[str, Any]]], now: float
@@ -34,25 +50,36 @@ class Crawls(Part):
             db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, job.id))
         return added
 
-    def left_out(self, job: Job) -> list[LeftOut]:
-        """What the guards of a crawl have left out, the most first."""
-        rows = self._db.all(
-            """SELECT name, count, example FROM crawl_counts WHERE job_id = ? AND kind = 'guard'
-               ORDER BY count DESC, name""",
-            (job.id,),
-        )
-        return [LeftOut(*row) for row in rows]
 
-    def by_role(self, job: Job) -> dict[str, dict[str, int]]:
-        """How many tasks of a crawl are in which state, by role."""
-        found: dict[str, dict[str, int]] = {}
-        for role, status, count in self._db.all(
-            """SELECT role, status, count(*) FROM tasks WHERE job_id = ? AND role NOT NULL
-               GROUP BY 1, 2""",
-            (job.id,),
-        ):
-            found.setdefault(role, {})[status] = count
-        return found
+# Reports
+
+
+def report(db: Database, job: Job) -> CrawlReport | None:
+    """What a crawl found; None for a job that follows no links. Part of a transaction."""
+    if not job.options.crawl:
+        return None
+    roles: dict[str, dict[str, int]] = {}
+    for role, status, count in db.all(
+        """SELECT role, status, count(*) FROM tasks WHERE job_id = ? AND role NOT NULL
+           GROUP BY 1, 2""",
+        (job.id,),
+    ):
+        roles.setdefault(role, {})[status] = count
+    [(pages, bad)] = db.all(
+        f"""SELECT count(*) FILTER (WHERE role <> 'sitemap'
+                       AND NOT (status = 'skipped' AND error_type = 'redirected')),
+                   count(*) FILTER (WHERE {_IS_BAD})
+            FROM tasks WHERE job_id = ? AND role NOT NULL""",
+        (job.id,),
+    )
+    left_out = db.all(
+        """SELECT name, count, example FROM crawl_counts WHERE job_id = ? AND kind = 'guard'
+           ORDER BY count DESC, name""",
+        (job.id,),
+    )
+    return CrawlReport(
+        roles=roles, pages=pages, bad=bad, left_out=[LeftOut(*row) for row in left_out]
+    )
 
 
 # Functions that are part of a transaction

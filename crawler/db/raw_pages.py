@@ -432,6 +432,11 @@ class RawPages(Part):
             return None
         return read(self._folder, place, self._results.page_url_at(task, place))
 
+    def of_result(self, task: int) -> tuple[str, bytes] | None:
+        """The header block and body, as received, of the page that a result was made of."""
+        place = self._results.page_of(task)
+        return read(self._folder, place) if place else None
+
     def why_gone(self, task: int) -> str | None:
         """What became of the page of a task that is not there any more; None where none was."""
         place = self._results.place_of(task)

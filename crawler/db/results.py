@@ -233,6 +233,15 @@ class Results(Part):
                 return msgspec.convert(raw, RawLocation)
         return None
 
+    def page_of(self, task: int) -> RawLocation | None:
+        """Where the page is that a result was made of."""
+        row = self._db.one(
+            f"""SELECT raw_segment, raw_offset, raw_length FROM results r
+                WHERE task = ? AND raw_segment IS NOT NULL AND {IS_STORED}""",
+            (task,),
+        )
+        return RawLocation(segment=row[0], offset=row[1], length=row[2]) if row else None
+
     def page_url_at(self, task: int, place: RawLocation) -> str:
         """The URL that the page at this place came from; empty where the result does not say."""
         url = self._db.value(

@@ -446,11 +446,26 @@ class Tasks(Part):
                AND t.method = 'GET'""",
             (as_json(ids),),
         )
+        known = {row[0]: row[1:] for row in [*self._pages_before(ids), *rows]}
         return {
             id_: PreviousPage(*about)
-            for id_, segment, end, *about in rows
+            for id_, (segment, end, *about) in known.items()
             if self._has_page(segment, end or 0)
         }
+
+    def _pages_before(self, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """The same for tasks of which a sitemap says when their pages last changed: these need no
+        word of the server."""
+        return self._db.all(
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length, NULL, NULL,
+                    r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at
+                FROM json_each(?1) JOIN tasks t ON t.id = value
+                JOIN results r ON r.task = (
+                    SELECT max(o.id) FROM tasks o WHERE o.url_key = t.url_key
+                    AND o.status = 'completed' AND o.method = 'GET')
+                WHERE t.modified_at NOT NULL AND {IS_STORED}""",
+            (as_json(ids),),
+        )
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due; asked before `claim`, which locks."""

@@ -402,6 +402,14 @@ def _target(text: str, *, exact: bool = False) -> _Target:
     return _Target(url, scheme, authority, host, int(port or _PORTS[scheme]), path_and_query)
 
 
+def redirect_of(page: Page) -> str:
+    """Return the URL that a page redirects to, in normal form; empty if it does not."""
+    location = page.header("location")
+    if page.status not in _REDIRECTS or not location:
+        return ""
+    return _redirected(_target(page.final_url), location).url
+
+
 def _redirected(here: _Target, location: str) -> _Target:
     # Browsers read the bytes of a header as UTF-8 if they are.
     text = location.encode("latin-1").decode("utf-8", "replace")

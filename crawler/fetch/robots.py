@@ -450,3 +450,9 @@ def _write(path: Path, answer: RobotsAnswer) -> None:
     part = path.with_suffix(".part")  # only the holder of the lock writes
     # The date is the one that `sweep` goes by.
     files.replace_file(path, msgspec.json.encode(answer), part=part, date=answer.at)
+
+
+def sitemap_lines(text: bytes, budget: Budget) -> list[str]:
+    """Return the sitemaps that a robots.txt names."""
+    found = re.findall(rb"(?im)^[ \t]*sitemap[ \t]*:[ \t]*(\S+)", text[:MAX_BYTES])
+    return [each.decode("utf-8", "replace") for each in found[:100]]

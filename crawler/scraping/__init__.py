@@ -1,6 +1,7 @@
 """One attempt at a page: permit, fetch, judge, parse. Stored pages can be parsed again."""
 
 import random
+import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -8,33 +9,48 @@ from functools import partial
 from itertools import islice
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
+from crawler import urls
 from crawler.config import program
 from crawler.errors import FetchError, NotNow, UsageError, shortage_of
 from crawler.fetch import charset
 from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
-from crawler.fetch.http import USER_AGENT, Request, RequestHook
-from crawler.fetch.robots import MAX_BYTES, Robots
+from crawler.fetch.http import MAX_REDIRECTS, USER_AGENT, Request, RequestHook, redirect_of
+from crawler.fetch.robots import MAX_BYTES, Robots, sitemap_lines
 from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import media_type, stored_head
 from crawler.judge import Verdict, decided
 from crawler.judge.rules import judge
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
+from crawler.models import (
+    UNCHANGED,
+    JobOptions,
+    Link,
+    Outcome,
+    Page,
+    PreviousPage,
+    RetryClass,
+    Role,
+    Task,
+    TaskStatus,
+)
 from crawler.resilience import retry_after, retry_delay
+from crawler.scraping import scope
+from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, structured
+from crawler.sites import Site, selectors, sitemaps, structured
 from crawler.sites.parser import parse
 
 charset.load()
 
 Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
+StoredPageOf = Callable[[PreviousPage], Awaitable[Page | None]]
 
 PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum in bytes."""
@@ -46,7 +62,11 @@ MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
 _MAX_STORED_BODY = 1 << 30
 """Maximum body of a stored page. The setting does not apply: it may have been higher before."""
-_NOT_MODIFIED = 304
+_OK, _NOT_MODIFIED, _TOO_MANY_REQUESTS = 200, 304, 429
+_MISSING = (404, 410)
+_HTML = re.compile(
+    rb"\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype html|html)\b", re.IGNORECASE | re.DOTALL
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -55,6 +75,8 @@ class FetchOptions(msgspec.Struct, frozen=True):
 
     options: JobOptions = JobOptions()
     session: LiveSession | None = None
+    links: LinkFilter | None = None
+    """Of a crawl: which links it follows."""
 
 
 class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +87,7 @@ class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
     encoded: bytes = b"{}"
     """The record as JSON."""
     parser: tuple[str, str] = ("none", structured.VERSION)
+    followed: Followed = Followed()
 
 
 class Attempt:
@@ -81,32 +104,33 @@ class Attempt:
         robots: Robots,
         budget: Budget,
         worker: str,
+        stored_page: StoredPageOf,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._task, self._site, self._how = task, site, how
         self._fetch, self._gate, self._robots, self._budget = fetch, gate, robots, budget
+        self._stored_page = stored_page
         self._clock, self._jitter = clock, jitter
+        self._finder: LinkFinder | None = None
+        if task.role and how.links:
+            self._finder = LinkFinder(task, task.role, site, how.links, budget)
         self._outcome = Outcome(
             task=task,
             status=TaskStatus.FAILED,
             worker=worker,
             site=(site.name, site.version),
             rule=gate.rule(task.domain),
+            crawl=how.options.crawl,
         )
 
     async def run(self) -> Outcome:
         """Fetch, judge and parse the page; the caller stores the outcome."""
-        conditional = self._conditional_headers()
         try:
-            page = await self._fetch_page(conditional)
-            self._note(page=page)
-            if page.status == _NOT_MODIFIED and conditional:
-                self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
-            else:
-                began = time.perf_counter()
-                parsed = await self._budget.work(examine, page, self._site, self._budget)
-                self._apply(page, parsed, (time.perf_counter() - began) * 1000)
+            if self._task.role is Role.SITEMAP:
+                await self._read_sitemap()
+            elif not await self._keep_unmodified():
+                await self._read_page()
         except NotNow as error:
             if self._gate.sent:  # a postponed page would make the same requests again and again
                 message = f"the page leads to where nothing may go now: {error}"
@@ -124,6 +148,21 @@ class Attempt:
     def _note(self, **facts: Any) -> None:
         self._outcome = replace(self._outcome, **facts)
 
+    async def _read_page(self) -> None:
+        conditional = self._conditional_headers()
+        page = await self._fetch_page(conditional)
+        unchanged = page.status == _NOT_MODIFIED and conditional
+        if unchanged and self._finder and not await self._follow_stored():
+            page = await self._fetch_page(())
+            unchanged = ()
+        self._note(page=page)
+        if unchanged:
+            self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+        elif not self._finder or not self._follow_redirect(page):
+            began = time.perf_counter()
+            examined = self._budget.work(examine, page, self._site, self._budget, self._finder)
+            self._apply(page, await examined, (time.perf_counter() - began) * 1000)
+
     def _user_agent(self) -> str:
         if self._how.session and self._how.session.user_agent:
             return self._how.session.user_agent
@@ -133,12 +172,16 @@ class Attempt:
     def _conditional_headers(self) -> tuple[tuple[str, str], ...]:
         """Return the headers that ask whether the page has changed, if its last record would be
         made the same way today."""
-        known, site = self._task.known, self._site
-        made_with = (site.version, _parser(site)[1])
-        if known is None or (known.site_version, known.parser_version) != made_with:
+        known = self._task.known
+        if known is None or not self._would_be_the_same(known):
             return ()
         asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
         return tuple((name, value) for name, value in asked if value)
+
+    def _would_be_the_same(self, known: PreviousPage) -> bool:
+        """Whether the same page would give the same record today."""
+        made_with = (self._site.version, _parser(self._site)[1])
+        return (known.site_version, known.parser_version) == made_with
 
     async def _fetch_page(self, conditional: tuple[tuple[str, str], ...]) -> Page:
         """Fetch the page; its domain and robots.txt must permit every request on the way."""
@@ -152,14 +195,25 @@ class Attempt:
             session=self._how.session,
             budget=self._budget,
             unlimited=not self._outcome.rule.limited,
+            follow=self._finder is None,
         )
+        if self._task.role is Role.SITEMAP:
+            plain = replace(plain, max_body=sitemaps.MAX_BYTES)
 
         async def robots_txt(url: str) -> Page:
             # A redirect's robots.txt belongs to another origin: it gets no secrets, and may not be
             # on this machine.
             home = "{0.scheme}://{0.netloc}".format(urlsplit(plain.url))
             named = plain.loopback and url.startswith(f"{home}/")
-            about = replace(plain, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
+            about = replace(
+                plain,
+                url=url,
+                home=home,
+                loopback=named,
+                max_body=MAX_BYTES,
+                cut=True,
+                follow=True,
+            )
             return await self._fetch(about, gate.request)
 
         since = None
@@ -177,17 +231,109 @@ class Attempt:
             gate.obey(url, delay_s)
 
         pass_gate: RequestHook = gate.request
-        if site.respect_robots and not self._how.options.ignore_robots:
+        if site.respect_robots and not self._how.options.ignore_robots and not self._is_robots_txt:
             pass_gate = partial(gate.request, check=check)
         request = plain
         if conditional:
             request = replace(plain, headers=(*site.headers, *conditional))
         page = await self._fetch(request, pass_gate)
+        if self._finder:
+            page = await self._follow_to_itself(page, plain, pass_gate)
         known = self._task.known
         unchanged = page.status == _NOT_MODIFIED and conditional
         if unchanged and known and page.final_url != known.final_url:
             page = await self._fetch(plain, pass_gate)  # another page than the known one
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    # Crawls
+
+    @property
+    def _is_robots_txt(self) -> bool:
+        is_sitemap = self._task.role is Role.SITEMAP
+        return is_sitemap and urlsplit(self._task.url).path == "/robots.txt"
+
+    async def _follow_to_itself(self, page: Page, plain: Request, hook: RequestHook) -> Page:
+        """Follow redirects to the same page, such as one that has set a cookie. Others are
+        links."""
+        key = urls.parse(self._task.url).key
+        for _ in range(MAX_REDIRECTS):
+            target = redirect_of(page)
+            if not target or urls.parse(scope.without_session(target)).key != key:
+                return page
+            page = await self._fetch(replace(plain, url=target), hook)
+        raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects to itself")
+
+    def _follow_redirect(self, page: Page) -> bool:
+        """End a task whose page is another one: that becomes a task if the crawl covers it."""
+        target = redirect_of(page)
+        if not target or not self._how.links:
+            return False
+        if self._task.hops >= MAX_REDIRECTS:
+            raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
+        link = self._how.links.follow_redirect(self._task, target)
+        shown = urls.without_credentials(target)[:300]
+        if isinstance(link, Link):
+            self._note(links=(link,))
+            self._skip("redirected", f"it redirects to {shown}")
+        else:
+            reason = link.replace("_", " ")
+            self._skip("out_of_scope", f"it redirects to {shown}, which is left out: {reason}")
+        return True
+
+    async def _keep_unmodified(self) -> bool:
+        """Keep the stored page where a sitemap says that it has not changed since."""
+        known, modified_at = self._task.known, self._task.modified_at
+        if known is None or modified_at is None or modified_at >= known.scraped_at:
+            return False
+        if not self._would_be_the_same(known) or not await self._follow_stored():
+            return False
+        self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+        return True
+
+    async def _follow_stored(self) -> bool:
+        """Follow the links of the stored page; False if it cannot be read any more."""
+        known = self._task.known
+        page = await self._stored_page(known) if known else None
+        if page is None:
+            return False
+        try:
+            parsed = await self._budget.work(examine, page, self._site, self._budget, self._finder)
+        except FetchError:
+            return False
+        self._note(page=page, links=parsed.followed.links, left_out=parsed.followed.left_out)
+        return True
+
+    async def _read_sitemap(self) -> None:
+        """Turn the URLs of a robots.txt or a sitemap into links."""
+        filter_ = self._how.links
+        page = await self._fetch_page(())
+        self._note(page=page)
+        if filter_ is None or self._follow_redirect(page):
+            return
+        if self._is_robots_txt and page.status < 500 and page.status != _TOO_MANY_REQUESTS:
+            listed = []
+            if page.status == _OK:
+                listed = await self._budget.work(sitemap_lines, page.body, self._budget)
+            listed = listed or [urljoin(page.final_url, "/sitemap.xml")]
+            read = sitemaps.Sitemap("index", [(url, None) for url in listed], False)
+        else:
+            verdict = judge(page, b"", None)
+            if page.status in _MISSING or (verdict.completed and _HTML.match(page.body)):
+                self._skip("no_sitemap", f"there is no sitemap at {self._task.url}")
+                return
+            if not verdict.completed:
+                self._apply(page, ParsedPage(verdict=verdict), 0.0)
+                return
+            work = self._budget.work
+            read = await work(sitemaps.read, page.body, page.final_url, self._budget)
+        followed = await self._budget.work(filter_.follow_sitemap, self._task, read, self._budget)
+        self._note(links=followed.links, left_out=followed.left_out)
+        self._skip("sitemap", f"read: {len(read.urls):,} URLs")
+
+    def _skip(self, reason: str, message: str) -> None:
+        self._note(status=TaskStatus.SKIPPED, error_type=reason, error_message=message)
+
+    # Outcomes
 
     def _apply(self, page: Page, parsed: ParsedPage, parse_ms: float) -> None:
         verdict = parsed.verdict
@@ -199,7 +345,8 @@ class Attempt:
         )
         if verdict.completed:
             made = {"record": parsed.encoded, "parser": parsed.parser}
-            self._note(status=TaskStatus.COMPLETED, **made)
+            links, left_out = parsed.followed
+            self._note(status=TaskStatus.COMPLETED, links=links, left_out=left_out, **made)
             return
         message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
         if not verdict.name.startswith("http_"):
@@ -249,7 +396,9 @@ class Attempt:
 # Judging and parsing
 
 
-def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
+def examine(
+    page: Page, site: Site, budget: Budget | None = None, finder: LinkFinder | None = None
+) -> ParsedPage:
     """Judge and parse a page. It needs nothing but the page, so it works for stored ones, too.
 
     The record's memory counts against the page's budget until the page is stored, like the body's.
@@ -262,24 +411,24 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
         if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
             # Libraries crash or report a broken page if memory runs out while they work.
             check_free(needed + MIN_FREE_MEMORY)
-        read = _examined(page, site, budget)
+        read = _examined(page, site, budget, finder)
     finally:
         budget.release(budget.held - before)
     budget.hold(len(read.encoded))
     return read
 
 
-def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
+def _examined(page: Page, site: Site, budget: Budget, finder: LinkFinder | None) -> ParsedPage:
     declared = page.header("content-type")
     if not page.body:
         return _unread(page)
     try:
         if not is_html(declared, page.body):
-            return _parsed_text(page, declared, site, budget)
+            return _parsed_text(page, declared, site, budget, finder)
         html = charset.utf8(page.body, declared, budget, site.encoding)
         if not html:
             return _unread(page)
-        return _parsed_html(page, html, site, budget)
+        return _parsed_html(page, html, site, budget, finder)
     except FetchError:
         if 200 <= page.status < 300:
             raise
@@ -291,7 +440,9 @@ def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
         raise FetchError("parse_error", what) from error
 
 
-def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedPage:
+def _parsed_html(
+    page: Page, html: bytes, site: Site, budget: Budget, finder: LinkFinder | None
+) -> ParsedPage:
     copied = len(html) * (html is not page.body)
     tree = parse(html, budget, copied)
     look = _do_nothing
@@ -302,19 +453,31 @@ def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedP
     if not verdict.completed:
         return ParsedPage(verdict=verdict, parser=_parser(site))
     look()
+    followed = Followed()
+    if finder:
+        followed = finder.in_html(tree, html, page)
+        look()
     fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
     if site.structured:
         record = structured.extract(tree, page.final_url, budget) | fields
     look()
     encoded = _encoded(record, fields, budget)
-    return ParsedPage(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
+    return ParsedPage(
+        verdict=verdict,
+        record=record,
+        encoded=encoded,
+        parser=_parser(site),
+        followed=followed,
+    )
 
 
 def _do_nothing() -> None:
     return
 
 
-def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> ParsedPage:
+def _parsed_text(
+    page: Page, declared: str, site: Site, budget: Budget, finder: LinkFinder | None
+) -> ParsedPage:
     """Parse a page that is not HTML. Only JSON and plain text have a record; the site's fields are
     empty, because they need HTML."""
     unread = _unread(page)
@@ -324,6 +487,9 @@ def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> Parse
     is_json = kind.endswith(("/json", "+json"))
     fields = selectors.lacking(site.fields)
     record: dict[str, Any] = {}
+    if finder and is_json:
+        body = charset.utf8(page.body, declared, budget, site.encoding)
+        unread = replace(unread, followed=finder.in_json(body, page))
     if site.structured and (is_json or kind == "text/plain"):
         body = charset.utf8(page.body, declared, budget, site.encoding)
         record = structured.extract_plain(body, is_json, budget)

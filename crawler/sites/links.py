@@ -1,32 +1,332 @@
-"""The links of a page that a crawl may follow, by the rules of its site's file or all of them."""
+"""The links of a page that a crawl may follow: all of them, or those that its site's rules name."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus
+from zlib import crc32
 
-from crawler.models import Role
+import msgspec
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from crawler.fetch.budget import Budget
+from crawler.models import LeftOut, Page, Role
+from crawler.sites import Site, css, structured
+from crawler.sites.crawlfile import Cursor, Follow, Pagination
+from crawler.sites.parser import parse
+from crawler.sites.selectors import MAX_LOOKS, pattern
 
 MAX_LINKS = 10_000
 """Links of one page."""
-_ALL = "a[href], area[href], frame[src], iframe[src], link[rel~=next i][href]"
-_NO_FOLLOW = "a[rel~=nofollow i], area[rel~=nofollow i]"
+MAX_JSON_TEXTS = 100_000
+"""Texts of a JSON answer that may be links."""
 _NODES_PER_LOOK = 500
-_PAGE_RULES = re.compile(r"(?:^|[,:\s])(?:nofollow|none)(?:[,;\s]|$)", re.IGNORECASE)
+_FRAMES = "area[href], frame[src], iframe[src], link[rel~=next i][href]"
+_HAS_FRAMES = re.compile(rb"<(?:area|i?frame|link)\s", re.IGNORECASE)
+_HAS_NOFOLLOW = re.compile(rb"nofollow|[\"'\s,]none\b", re.IGNORECASE)
+_NO_LINKS = re.compile(r"(?:^|[,:\s])(?:nofollow|none)(?:[,;\s]|$)", re.IGNORECASE)
 
 
 class FoundLink(NamedTuple):
-    """A link as a page has it: relative to the page's base."""
+    """A link as a page has it, relative to the page's base."""
 
     href: str
     role: Role | None = None
-    """As a rule says; else the link's URL decides."""
+    """As a rule says; if it does not, the URL decides."""
     list_crc32: int | None = None
     """For the next page of a list: checksum of the links on this one."""
 
 
 class FoundLinks(NamedTuple):
-    """The links of a page."""
+    """The links of a page, and the base that they are relative to."""
 
     base: str
     links: list[FoundLink]
-    left_out: int = 0
-    """Links above the maximum of a page."""
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def in_html(
+    tree: LexborHTMLParser,
+    html: bytes,
+    page: Page,
+    site: Site,
+    role: Role,
+    previous_list: int | None,
+    budget: Budget,
+) -> FoundLinks:
+    """Return the links of an HTML page. `previous_list` is the checksum of the links on the list's
+    page before this one."""
+    base = structured.base_of(tree, page.final_url)
+    if role is Role.FILE:
+        return FoundLinks(base, [])
+    found = _Html(tree, html, base, budget)
+    if found.says_nofollow(page):
+        count = len(found.all)
+        left_out = (LeftOut("nofollow", count, page.final_url),) * bool(count)
+        return FoundLinks(base, [], left_out)
+    links = list(_by_rules(found, site, role))
+    following, refused = _next_pages(found, site, role, page.final_url, links, previous_list)
+    return _bounded(base, links + following, refused)
+
+
+def in_json(
+    body: bytes, page: Page, site: Site, role: Role, previous_list: int | None, budget: Budget
+) -> FoundLinks:
+    """Return the links of a JSON answer: texts that the site's rules name, and its cursor."""
+    base = page.final_url
+    try:
+        value: object = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return FoundLinks(base, [])
+    found = _Json(value, base, budget)
+    links = list(_by_rules(found, site, role)) if site.follow else []
+    following, refused = _next_pages(found, site, role, base, links, previous_list)
+    return _bounded(base, links + following, refused)
+
+
+def _bounded(base: str, links: list[FoundLink], left_out: tuple[LeftOut, ...]) -> FoundLinks:
+    if len(links) > MAX_LINKS:
+        more = LeftOut("links_per_page", len(links) - MAX_LINKS, links[MAX_LINKS].href[:200])
+        left_out += (more,)
+    return FoundLinks(base, links[:MAX_LINKS], left_out)
+
+
+class _Html:
+    """An HTML page, searched for links."""
+
+    def __init__(self, tree: LexborHTMLParser, html: bytes, base: str, budget: Budget) -> None:
+        self._tree, self._html, self.base, self._budget = tree, html, base, budget
+        self._is_refused: frozenset[int] = frozenset()
+
+    @cached_property
+    def _search(self) -> css.Search:
+        return css.Search(self._tree, css.SearchBudget(MAX_LOOKS, self._budget))
+
+    def says_nofollow(self, page: Page) -> bool:
+        """Return whether the page asks that none of its links are followed."""
+        headers = [value for name, value in page.headers if name.lower() == "x-robots-tag"]
+        if any(_NO_LINKS.search(value) for value in headers):
+            return True
+        if not _HAS_NOFOLLOW.search(self._html):
+            return False
+        refused = self._tree.css("a[rel~=nofollow i], area[rel~=nofollow i]")
+        self._is_refused = frozenset(node.mem_id for node in refused)
+        metas = self._tree.css("meta[name=robots i][content]")
+        return any(_NO_LINKS.search(node.attrs.get("content") or "") for node in metas)
+
+    @cached_property
+    def all(self) -> list[str]:
+        """Every link of the page, in its order."""
+        nodes = self._tree.css("a[href]")
+        if _HAS_FRAMES.search(self._html):
+            nodes += self._tree.css(_FRAMES)
+        return list(self._hrefs(nodes))
+
+    def selected(self, selector: str) -> list[str]:
+        """Return the links that a selector finds, as elements or inside of them."""
+        try:
+            nodes = self._search.find(css.compile(selector))
+            own = [node for node in nodes if node.attrs.get("href") is not None]
+            if len(own) < len(nodes):
+                own += self._search.find(css.compile(f":is({selector}) a[href]"))
+        except css.TooMuch:
+            return []
+        return list(dict.fromkeys(self._hrefs(own)))
+
+    def has(self, selector: str) -> bool:
+        """Return whether a selector finds anything."""
+        try:
+            return bool(self._search.find(css.compile(selector)))
+        except css.TooMuch:
+            return False
+
+    def cursor(self, cursor: Cursor) -> str:
+        """Return what the page names as the next one."""
+        if not cursor.css:
+            return ""
+        try:
+            nodes = self._search.find(css.compile(cursor.css))
+        except css.TooMuch:
+            return ""
+        for node in nodes[:1]:
+            text = node.attrs.get(cursor.attr) if cursor.attr else node.text(strip=True)
+            return (text or "").strip()
+        return ""
+
+    def _hrefs(self, nodes: Iterable[LexborNode]) -> Iterator[str]:
+        refused = self._is_refused
+        for number, node in enumerate(nodes):
+            if number % _NODES_PER_LOOK == _NODES_PER_LOOK - 1:
+                self._budget.look()
+            if refused and node.mem_id in refused:
+                continue
+            attributes = node.attrs
+            href = attributes.get("href") or attributes.get("src")
+            if href and href[0] != "#":
+                yield href
+
+
+class _Json:
+    """A JSON answer, searched for links."""
+
+    def __init__(self, value: object, base: str, budget: Budget) -> None:
+        self._value, self.base, self._budget = value, base, budget
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        texts: list[str] = []
+        waiting: list[Any] = [self._value]
+        while waiting and len(texts) < MAX_JSON_TEXTS:
+            value = waiting.pop()
+            self._budget.check()
+            if isinstance(value, str):
+                texts.append(value)
+            elif isinstance(value, dict):
+                waiting += reversed(value.values())
+            elif isinstance(value, list):
+                waiting += reversed(value)
+        return texts
+
+    @cached_property
+    def _fragments(self) -> list[_Html]:
+        """The texts that are HTML, as answers to scripts have it."""
+        html = [text.encode() for text in self._texts if "<a " in text]
+        return [_Html(parse(each, self._budget), each, self.base, self._budget) for each in html]
+
+    @cached_property
+    def all(self) -> list[str]:
+        """Every text that is a URL or a path, and every link of its HTML."""
+        begins = ("http://", "https://", "/")
+        own = [text for text in self._texts if text.startswith(begins) and " " not in text]
+        return own + [href for fragment in self._fragments for href in fragment.all]
+
+    def selected(self, selector: str) -> list[str]:
+        """Return the links that a selector finds in its HTML."""
+        found = [href for each in self._fragments for href in each.selected(selector)]
+        return list(dict.fromkeys(found))
+
+    def has(self, selector: str) -> bool:
+        """Return whether a selector finds anything in its HTML."""
+        return any(fragment.has(selector) for fragment in self._fragments)
+
+    def cursor(self, cursor: Cursor) -> str:
+        """Return what the answer names as the next page."""
+        value = self._value
+        for name in cursor.json.split("."):
+            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            elif isinstance(value, dict):
+                value = value.get(name)
+            else:
+                return ""
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return ""
+        return str(value)
+
+
+def _by_rules(found: _Html | _Json, site: Site, role: Role) -> Iterator[FoundLink]:
+    if site.follow is None:
+        if role is not Role.LISTING:
+            yield from map(FoundLink, found.all)
+        return
+    seen: set[str] = set()
+    for rule in site.follow:
+        if role not in rule.on:
+            continue
+        its = Role(rule.role)
+        for href in islice(_fitting(found, rule), rule.limit):
+            if href not in seen:
+                seen.add(href)
+                yield FoundLink(href, its)
+
+
+def _fitting(found: _Html | _Json, rule: Follow) -> Iterable[str]:
+    hrefs = found.selected(rule.css) if rule.css else dict.fromkeys(found.all)
+    if not rule.regex:
+        return hrefs
+    search = pattern(rule.regex).search
+    return [href for href in hrefs if search(structured.absolute(found.base, href))]
+
+
+# The next page of a list
+
+
+def _next_pages(
+    found: _Html | _Json,
+    site: Site,
+    role: Role,
+    url: str,
+    links: list[FoundLink],
+    previous: int | None,
+) -> tuple[list[FoundLink], tuple[LeftOut, ...]]:
+    """Return the next page of each list that a page is part of, and those that a guard leaves
+    out."""
+    rules = [rule for rule in site.pagination if role in rule.on]
+    if not rules:
+        return [], ()
+    items = [link.href for link in links if link.role is Role.LISTING]
+    checksum = crc32("\n".join(items or [link.href for link in links]).encode())
+    following: list[FoundLink] = []
+    left_out: list[LeftOut] = []
+    for rule in rules:
+        if rule.stop and found.has(rule.stop):
+            continue
+        if rule.next:
+            hrefs = found.selected(rule.next)[:1]
+            following += [FoundLink(href, Role.INDEX) for href in hrefs]
+            continue
+        if not rule.stop and not items and _names_items(site, role):
+            continue
+        after = _after(rule, found, url)
+        if not after:
+            continue
+        if checksum == previous or (not rule.cursor and _number(rule, url) >= rule.max):
+            left_out.append(LeftOut("pagination", 1, after))
+        else:
+            following.append(FoundLink(after, Role.INDEX, checksum))
+    return following, tuple(left_out)
+
+
+def _names_items(site: Site, role: Role) -> bool:
+    """Return whether a rule says which links of such a page are its items."""
+    return any(Role(rule.role) is Role.LISTING and role in rule.on for rule in site.follow or ())
+
+
+def _after(rule: Pagination, found: _Html | _Json, url: str) -> str:
+    """Return the URL of the page after this one; empty if there is none."""
+    if rule.cursor:
+        cursor = found.cursor(rule.cursor)
+        if cursor.startswith(("http://", "https://", "/")):
+            return structured.absolute(url, cursor)
+        return _with_parameter(url, rule.cursor.parameter, cursor) if cursor else ""
+    number = _number(rule, url) + rule.step
+    if rule.parameter:
+        return _with_parameter(url, rule.parameter, str(number))
+    if not rule.path:
+        return ""
+    page, mark, query = url.partition("?")
+    first = _path_pattern(rule.path).sub("", page)
+    return first.rstrip("/") + rule.path.replace("{n}", str(number)) + mark + query
+
+
+def _number(rule: Pagination, url: str) -> int:
+    """Return the number of a list's page; that of the first page precedes `first`."""
+    found = None
+    if rule.parameter:
+        found = re.search(rf"[?&]{re.escape(rule.parameter)}=(\d{{1,9}})(?:&|$)", url)
+    elif rule.path:
+        found = _path_pattern(rule.path).search(url.partition("?")[0])
+    return int(found[1]) if found else rule.first - rule.step
+
+
+def _path_pattern(path: str) -> re.Pattern[str]:
+    before, _, after = path.partition("{n}")
+    return re.compile(rf"{re.escape(before)}(\d{{1,9}}){re.escape(after)}/?$")
+
+
+def _with_parameter(url: str, name: str, value: str) -> str:
+    page, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair and pair.partition("=")[0] != name]
+    return f"{page}?{'&'.join([*pairs, f'{name}={quote_plus(value)}'])}"

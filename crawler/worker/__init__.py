@@ -188,9 +188,9 @@ class Worker:
         finally:
             self._owner.holds("")
 
-    def _tell_committed(self, outcomes: Sequence[Outcome]) -> None:
+    def _tell_committed(self, outcomes: Sequence[Outcome], live: Sequence[bool]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
-            self._loop.call_soon_threadsafe(self._pages.committed, outcomes)
+            self._loop.call_soon_threadsafe(self._pages.committed, outcomes, live)
 
     # In the loop
 

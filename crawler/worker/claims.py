@@ -20,10 +20,18 @@ import msgspec
 from crawler import times
 from crawler.config import failpoint
 from crawler.db.tasks import Due, Place, Suspect
-from crawler.errors import NotNow, StoreError
+from crawler.errors import FetchError, NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import RateRule, Task, TaskStatus
+from crawler.models import (
+    CrawlOptions,
+    Outcome,
+    Page,
+    PreviousPage,
+    RateRule,
+    Task,
+    TaskStatus,
+)
 from crawler.resilience.permit import (
     Permit,
     PermitClient,
@@ -31,7 +39,8 @@ from crawler.resilience.permit import (
     RequestReport,
     Reservation,
 )
-from crawler.scraping import FetchOptions
+from crawler.scraping import FetchOptions, rebuild_page
+from crawler.scraping.follow import LinkFilter
 from crawler.sites import Sites
 from crawler.worker.health import FreeSpace
 
@@ -72,8 +81,10 @@ class JobCache:
     """Options and session of each job, read again every few seconds because a job can be resumed
     with others."""
 
-    def __init__(self, lpm: LocalPersistenceManager, given: FetchOptions | None) -> None:
-        self._lpm = lpm
+    def __init__(
+        self, lpm: LocalPersistenceManager, sites: Sites, given: FetchOptions | None
+    ) -> None:
+        self._lpm, self._sites = lpm, sites
         self._sessions = Sessions(lpm.folder / "sessions")
         self._without_job = given or FetchOptions()
         self._jobs: dict[int | None, tuple[FetchOptions, float]] = {}
@@ -90,9 +101,23 @@ class JobCache:
         how = self._without_job
         if job_id is not None:
             job = self._lpm.jobs.get(job_id)
-            how = FetchOptions(job.options, self._sessions.of(job.name))
+            links = self._link_filter(known and known[0].links, job.options.crawl)
+            how = FetchOptions(job.options, self._sessions.of(job.name), links)
         self._jobs[job_id] = (how, time.monotonic() + JOB_CACHE_S)
         return how
+
+    def _link_filter(
+        self, known: LinkFilter | None, crawl: CrawlOptions | None
+    ) -> LinkFilter | None:
+        """The filter of a crawl, which remembers links for as long as its options stay."""
+        if crawl is None or (known and known.options == crawl):
+            return known
+        return LinkFilter(crawl, self._sites)
+
+    def remember(self, outcome: Outcome) -> None:
+        """Note that the links of a page are in the ledger."""
+        if links := self.known(outcome.task.job_id).links:
+            links.remember(outcome.links)
 
     def read_again(self, job_id: int | None) -> FetchOptions:
         """From the ledger, or as last read while the store cannot be used; for the thread of the
@@ -119,7 +144,7 @@ class Claims:
     ) -> None:
         self._lpm, self._owner_id, self._sites, self._disk = lpm, owner_id, sites, disk
         self.permits = PermitClient(permit, self._shared_name)
-        self.jobs = JobCache(lpm, given)
+        self.jobs = JobCache(lpm, sites, given)
         self._leases: set[Lease] = set()
         """Every lease that this process knows of."""
         self._last_domain = ""
@@ -247,6 +272,13 @@ class Claims:
     def state_of(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
         return self._lpm.tasks.state_of(task)
+
+    def stored_page(self, known: PreviousPage) -> Page | None:
+        """The last page of a URL; None if it cannot be read any more."""
+        with contextlib.suppress(StoreError, FetchError):
+            if stored := self._lpm.pages.of_result(known.task):
+                return rebuild_page(*stored, known.final_url, known.final_url)
+        return None
 
     def renew(self) -> None:
         """Keep the permits, and return leases that this process does not know of: nobody else

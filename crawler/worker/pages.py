@@ -184,6 +184,7 @@ class Attempts:
                 robots=self._robots,
                 budget=budget,
                 worker=self._name,
+                stored_page=partial(self._claims.run, self._claims.stored_page),
             )
             return await self._run(attempt, gate, begun, rule, budget)
         except Exception as error:  # no task may stay leased to a process that has forgotten it
@@ -318,10 +319,12 @@ class Pages:
             outcome = msgspec.structs.replace(outcome, not_before=HELD)
         self._store(outcome)
 
-    def committed(self, outcomes: Sequence[Outcome]) -> None:
-        """Forget what was noted of these pages."""
-        for outcome in outcomes:
+    def committed(self, outcomes: Sequence[Outcome], live: Sequence[bool]) -> None:
+        """Forget what was noted of these pages; the links of live ones are in the ledger now."""
+        for outcome, is_live in zip(outcomes, live, strict=True):
             task = outcome.task
+            if is_live and outcome.links:
+                self._claims.jobs.remember(outcome)
             lease = (task.id, task.fence)
             self._claims.release(lease)
             if not outcome.shortage:

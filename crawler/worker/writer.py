@@ -33,7 +33,7 @@ class Writer:
     def __init__(
         self,
         open_store: Callable[[], LocalPersistenceManager],
-        stored: Callable[[Sequence[Outcome]], None],
+        stored: Callable[[Sequence[Outcome], Sequence[bool]], None],
         complain: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
         mark_large: Callable[[bool], None] = lambda is_large: None,
@@ -97,7 +97,7 @@ class Writer:
     def _save(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> list[list[Outcome]]:
         """Store some outcomes in one commit; if that fails, return what to store instead."""
         try:
-            self._store(lpm, part)
+            live = self._store(lpm, part)
         except StoreError as error:
             return self._wait(part, error)
         except Exception as error:
@@ -118,22 +118,22 @@ class Writer:
         if self.trouble:
             self.trouble = ""
             log.warning("the store can be used again")
-        self._stored(part)
+        self._stored(part, live)
         return []
 
-    def _store(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> None:
+    def _store(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> list[bool]:
         if sum(map(_size, part)) <= LARGE_GROUP_BYTES:
-            lpm.save_result(*part)
-            return
+            return lpm.save_result(*part)
         self._mark_large(True)
         try:
-            lpm.save_result(*part)
+            return lpm.save_result(*part)
         finally:
             self._mark_large(False)
 
     def _wait(self, part: list[Outcome], error: Exception) -> list[list[Outcome]]:
         if self._stopping:
-            self._stored(part)  # the leases fall with this process, and the pages are fetched again
+            # The leases fall with this process, and the pages are fetched again.
+            self._stored(part, [False] * len(part))
             return []
         self.trouble = str(error)
         self._complain(self.trouble)

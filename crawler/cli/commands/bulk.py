@@ -30,6 +30,7 @@ from crawler.cli.output import (
     delivery_summary,
     newest_label,
     print_json,
+    print_left_out,
     print_missing_fields,
     print_reasons,
     print_receipt,
@@ -60,9 +61,10 @@ STACK_GONE_S = 5.0
 POLL_INTERVAL_S = 0.3
 
 
-def _check_job_name(
+def check_job_name(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> str | None:
+    """Refuse what cannot be the name of a job."""
     if value is not None and not (value.strip() and value.isprintable() and len(value) <= 100):
         raise click.BadParameter("a name has 1 to 100 characters, all of them printable")
     return value
@@ -89,7 +91,7 @@ _IMPORT_OPTIONS = (
     click.option(
         "--job",
         "job_name",
-        callback=_check_job_name,
+        callback=check_job_name,
         help="Name of the job (default: the file's name).",
     ),
     click.option(
@@ -510,19 +512,24 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
 
 def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
     receipt = lpm.receipt(lpm.jobs.named(job.name))
-    books = receipt.books
+    books, crawled = receipt.books, receipt.crawl
     examples, places = lpm.counts.examples(job), _places(lpm, job)
     if not books.open:
         lpm.jobs.mark_reported(job)
     if as_json:
         print_json(receipt)
     else:
-        print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
+        pages = crawled.pages if crawled else books.accepted
+        print(f"{books.completed:,} of {pages:,} pages collected; {places}")
         print_reasons(receipt.reasons, examples, job)
+        if crawled:
+            print_left_out(crawled)
         print_receipt(receipt)
         _print_open(books)
     if receipt.problems or books.open:
         return UNACCOUNTED
+    if crawled:
+        return int(crawled.bad > 0 or not books.completed)
     return int(books.completed != books.accepted or receipt.rejected > 0)
 
 

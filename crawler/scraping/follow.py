@@ -1,0 +1,181 @@
+"""From the links of a page to the tasks of its crawl."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from selectolax.lexbor import LexborHTMLParser
+
+from crawler.errors import UrlError
+from crawler.fetch.budget import Budget
+from crawler.models import CrawlOptions, LeftOut, Link, Page, Role, Task
+from crawler.scraping import scope
+from crawler.scraping.scope import OUT, Scope
+from crawler.sites import Site, Sites, links, structured
+from crawler.sites.links import FoundLinks
+from crawler.sites.sitemaps import Sitemap
+from crawler.urls import Address, parse, split
+
+MAX_REMEMBERED = 100_000
+"""Links whose fate a process remembers for each crawl."""
+MAX_SITEMAP_LEVELS = 5
+"""Indexes of sitemaps within each other; their number is in `hops`."""
+_LINKS_PER_LOOK = 500
+
+
+class Followed(NamedTuple):
+    """The tasks that a page leads to, and what guards left out."""
+
+    links: tuple[Link, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class LinkFilter:
+    """Decides for one crawl which links become tasks; remembers what it has decided."""
+
+    def __init__(self, options: CrawlOptions, sites: Sites) -> None:
+        self.options = options
+        self.scope = Scope(options)
+        self._sites = sites
+        self._origins = frozenset(options.origins)
+        self._decided: dict[str, str] = {}
+        """By URL: the guard that left it out, or nothing where it is known or out of scope."""
+
+    def follow(self, task: Task, found: FoundLinks, budget: Budget) -> Followed:
+        """Return the tasks for the links of a task's page."""
+        tasks: dict[bytes, Link] = {}
+        guards: dict[str, LeftOut] = {each.guard: each for each in found.left_out}
+        origin = origin_of(found.base)
+        decided = self._decided
+        for number, (href, role, list_crc32) in enumerate(found.links):
+            if number % _LINKS_PER_LOOK == _LINKS_PER_LOOK - 1:
+                budget.look()
+            # Most links are of these two kinds, and on every page again: no parser has to see them.
+            if href[0] == "/" and href[1:2] not in ("/", "\\"):
+                url = origin + href
+            elif href.startswith(("http://", "https://")):
+                url = href
+            else:
+                url = structured.absolute(found.base, href)
+            guard = decided.get(url)
+            if guard is None:
+                guard = self._decide(task, url, role, list_crc32, tasks)
+            if guard:
+                before = guards.get(guard) or LeftOut(guard, 0, url)
+                guards[guard] = before._replace(links=before.links + 1)
+        return Followed(tuple(tasks.values()), tuple(guards.values()))
+
+    def _decide(
+        self,
+        task: Task,
+        url: str,
+        role: Role | None,
+        list_crc32: int | None,
+        tasks: dict[bytes, Link],
+        modified_at: float | None = None,
+    ) -> str:
+        """Add the task for a URL, or return the guard that leaves it out."""
+        bare = scope.without_session(url)
+        try:
+            address = parse(bare)
+        except UrlError:
+            return self._remember(url, "")
+        if address.url in self._decided or address.key in tasks:
+            return ""
+        # Sitemaps may be on other hosts than the pages in them.
+        guard = "" if role is Role.SITEMAP else self.scope.refuses(address.url)
+        if guard:
+            return self._remember(url, "" if guard == OUT else guard)
+        link = self._link(task, address, role)
+        tasks[address.key] = replace(link, list_crc32=list_crc32, modified_at=modified_at)
+        return "session_parameter" if bare != url else ""
+
+    def _link(self, task: Task, address: Address, role: Role | None) -> Link:
+        site = self._sites.of(address.url)
+        if role is None:
+            kind = site.kind_of(address.url)
+            role = Role(kind.role) if kind else _role_of(address.url)
+        return Link(
+            address=address,
+            role=role,
+            depth=task.depth + 1,
+            loopback=task.loopback and origin_of(address.url) in self._origins,
+            site=(site.name, site.limit) if site.limit else None,
+        )
+
+    def follow_sitemap(self, task: Task, sitemap: Sitemap, budget: Budget) -> Followed:
+        """Return the tasks for the pages of a sitemap, or for the sitemaps of an index."""
+        tasks: dict[bytes, Link] = {}
+        guards: dict[str, LeftOut] = {}
+        role = Role.SITEMAP if sitemap.kind == "index" else None
+        if role and task.hops >= MAX_SITEMAP_LEVELS:
+            deep = LeftOut("sitemap_levels", len(sitemap.urls), task.url)
+            return Followed(left_out=(deep,) * bool(sitemap.urls))
+        for number, (url, modified_at) in enumerate(sitemap.urls):
+            if number % _LINKS_PER_LOOK == _LINKS_PER_LOOK - 1:
+                budget.look()
+            guard = self._decide(task, url, role, None, tasks, modified_at)
+            if guard:
+                before = guards.get(guard) or LeftOut(guard, 0, url)
+                guards[guard] = before._replace(links=before.links + 1)
+        if sitemap.truncated:
+            guards["sitemap_size"] = LeftOut("sitemap_size", 1, task.url)
+        found = tuple(tasks.values())
+        if role:  # an index is no page that links lead on from
+            found = tuple(replace(each, depth=0, hops=task.hops + 1) for each in found)
+        return Followed(found, tuple(guards.values()))
+
+    def follow_redirect(self, task: Task, url: str) -> Link | str:
+        """Return the task for the target of a redirect, or why it is not followed."""
+        address = parse(scope.without_session(url))
+        guard = "" if task.role is Role.SITEMAP else self.scope.refuses(address.url)
+        if guard:
+            return guard
+        link = self._link(task, address, task.role)
+        return replace(link, depth=task.depth, hops=task.hops + 1)
+
+    def remember(self, links: Iterable[Link]) -> None:
+        """Note that these links are in the ledger."""
+        deepest = self.options.depth
+        for link in links:
+            if deepest is None or link.depth <= deepest:  # else a shorter way may lead there
+                self._remember(link.address.url, "")
+
+    def _remember(self, url: str, guard: str) -> str:
+        if len(self._decided) >= MAX_REMEMBERED:
+            self._decided.clear()
+        self._decided[url] = guard
+        return guard
+
+
+class LinkFinder(NamedTuple):
+    """Finds and filters the links of one task's page."""
+
+    task: Task
+    role: Role
+    site: Site
+    filter: LinkFilter
+    budget: Budget
+
+    def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
+        """Return the tasks for the links of an HTML page."""
+        crc32 = self.task.list_crc32
+        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget)
+        return self.filter.follow(self.task, found, self.budget)
+
+    def in_json(self, body: bytes, page: Page) -> Followed:
+        """Return the tasks for the links of a JSON answer."""
+        crc32 = self.task.list_crc32
+        found = links.in_json(body, page, self.site, self.role, crc32, self.budget)
+        return self.filter.follow(self.task, found, self.budget)
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL in normal form."""
+    return url[: url.index("/", 8)]
+
+
+def _role_of(url: str) -> Role:
+    if scope.is_document(split(url)[4].partition("?")[0]):
+        return Role.FILE
+    return Role.INDEX
