@@ -19,7 +19,7 @@ from tests.support.graph import Graph
 MILLION_BYTES = 10_000_000
 """The size of the page with as many links as it can hold."""
 BOMB_BYTES = 300_000_000
-FARM_URLS, FARM_PARTS, FARM_DEPTH = 50_000, 3, 6
+FARM_URLS, FARM_DEPTH, MANY_LINKS = 50_000, 4, 50_000
 _ENDS = "2026-11-01"
 
 
@@ -36,6 +36,7 @@ class Trap:
             "session": self._session,
             "path-session": self._path_session,
             "million": lambda _: Response(_million()),
+            "many": self._many,
             "repeat": self._repeat,
             "deeper": self._deeper,
             "redirect": self._redirect,
@@ -73,6 +74,12 @@ class Trap:
         number = _integer(request.path.split("/")[2].partition(";")[0])
         targets = (f"/path-session/{(number + k) % 20};jsessionid={mark}" for k in range(1, 11))
         return _page(f"Page {number}", list(targets))
+
+    def _many(self, request: Request) -> Response:
+        """A page with more links than a crawl takes from one page, and the pages behind them."""
+        if request.path == "/many/":
+            return _page("Many", [f"/many/{n}" for n in range(MANY_LINKS)])
+        return _page("One of many", ["/many/"])
 
     def _repeat(self, request: Request) -> Response:
         """Relative links that make the path longer: /repeat/a/b/a/b/…"""
@@ -197,7 +204,8 @@ class SitemapFarm:
             lines = "".join(f"sitemap:  {base}/{name}\n" for name in self.MAPS)
             return Response(f"User-agent: *\n{lines}".encode(), kind="text/plain")
         if path == "/" or path.startswith("/page/"):
-            return Response(_html(path, "", "<p>A page that a sitemap names.</p>"))
+            text = f"A page that a sitemap names: {path}. It has some words to read. " * 5
+            return Response(_html("Named page", "", f"<p>{text}</p>"))
         kind, _, number = path.removeprefix("/").partition(".")[0].partition("-")
         n = _integer(number)
         match kind:
