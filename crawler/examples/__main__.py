@@ -9,7 +9,7 @@ from crawler.examples.server import Site, serve
 
 
 def main() -> None:
-    """Serve both sites until standard input ends."""
+    """Serve both sites until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m crawler.examples", description=__doc__)
     parser.add_argument("--port", type=int, default=8090, help="0: any free port (default: 8090)")
     parser.add_argument("--size", type=int, default=500, help="listings of each site")

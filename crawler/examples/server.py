@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -183,13 +185,19 @@ async def _serve(sites: Sequence[Site], port: int, latency_s: float) -> None:
     loop = asyncio.get_running_loop()
     make = partial(_Connection, by_host, requests, latency_s)
     server = await loop.create_server(make, "127.0.0.1", port, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
-    await asyncio.to_thread(sys.stdin.buffer.read)  # it ends with the parent, even a killed one
+    port = server.sockets[0].getsockname()[1]
+    print(port, flush=True)
+    if stat.S_ISFIFO(os.fstat(0).st_mode):  # it ends with the parent, even a killed one
+        await asyncio.to_thread(sys.stdin.buffer.read)
+    else:
+        for site in sites:
+            print(f"http://{site.host}:{port}/", file=sys.stderr)
+        await asyncio.Event().wait()
     server.close()
 
 
 def serve(sites: Sequence[Site], port: int = 0, latency_s: float = 0.0) -> None:
-    """Serve until standard input ends; prints the port when the server listens."""
+    """Serve for ever, or until standard input ends if that is a pipe; prints the port."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -313,7 +313,7 @@ def _integer(text: str) -> int:
 
 
 def main() -> None:
-    """Serve all of them until standard input ends."""
+    """Serve all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--size", type=int, default=1000, help="pages of the graph")

@@ -419,3 +419,20 @@ class TestFiles:
                         assert tree.css_first(f"{form.css or 'form'} [name={control}]")
             for url in site.sitemaps:
                 assert visitor.ask(url.split(":8090")[1]).status == 200
+
+    def test_the_page_about_them_shows_the_files_as_they_are(self) -> None:
+        """docs/EXAMPLES.md holds both files, word for word."""
+        page = (FILES.parent / "docs" / "EXAMPLES.md").read_text()
+        shown = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        assert shown == [
+            (FILES / "sites" / f"{name}.yaml").read_text() for name in ("county", "imoti")
+        ]
+
+    def test_the_numbers_that_the_page_names_are_right(self, portal: Visitor) -> None:
+        """The parcels of the search form are those that docs/EXAMPLES.md names."""
+        page = (FILES.parent / "docs" / "EXAMPLES.md").read_text()
+        assert isinstance(portal.site, county.County)
+        for row in portal.site.rows()[:2]:
+            assert row["parcel_id"] in page
+        assert f"`{county.USER}`" in page
+        assert f"`{county.PASSWORD}`" in page
