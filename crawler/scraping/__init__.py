@@ -44,8 +44,10 @@ from crawler.resilience import retry_after, retry_delay
 from crawler.scraping import scope
 from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, sitemaps, structured
+from crawler.sites import Site, selectors, sitemaps, structured, validation
+from crawler.sites.crawlfile import PageKind
 from crawler.sites.parser import parse
+from crawler.sites.sitefile import MISSING
 
 charset.load()
 
@@ -88,6 +90,8 @@ class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
     """The record as JSON."""
     parser: tuple[str, str] = ("none", structured.VERSION)
     followed: Followed = Followed()
+    invalid: tuple[str, ...] = ()
+    """Why the record is invalid."""
 
 
 class Attempt:
@@ -180,7 +184,8 @@ class Attempt:
 
     def _would_be_the_same(self, known: PreviousPage) -> bool:
         """Whether the same page would give the same record today."""
-        made_with = (self._site.version, _parser(self._site)[1])
+        rules = self._site.kind_of(self._task.url) or self._site
+        made_with = (self._site.version, _parser(self._site, rules)[1])
         return (known.site_version, known.parser_version) == made_with
 
     async def _fetch_page(self, conditional: tuple[tuple[str, str], ...]) -> Page:
@@ -346,7 +351,7 @@ class Attempt:
             quarantine=verdict.quarantine,
         )
         if verdict.completed:
-            made = {"record": parsed.encoded, "parser": parsed.parser}
+            made = {"record": parsed.encoded, "parser": parsed.parser, "invalid": parsed.invalid}
             links, left_out = parsed.followed
             self._note(status=TaskStatus.COMPLETED, links=links, left_out=left_out, **made)
             return
@@ -451,26 +456,40 @@ def _parsed_html(
     if len(html) > SMALL:
         look = budget.look
     look()
+    url = page.final_url
+    rules = site.kind_of(url) or site
     verdict = judge(page, html, tree, budget)
     if not verdict.completed:
-        return ParsedPage(verdict=verdict, parser=_parser(site))
+        return ParsedPage(verdict=verdict, parser=_parser(site, rules))
     look()
     followed = Followed()
     if finder:
         followed = finder.in_html(tree, html, page)
         look()
-    fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
-    if site.structured:
-        record = structured.extract(tree, page.final_url, budget) | fields
+    fields = record = selectors.extract(tree, rules.fields, url, budget, required=rules.required)
+    if rules.structured:
+        record = structured.extract(tree, url, budget) | fields
     look()
+    read = ParsedPage(verdict=verdict, followed=followed)
+    return _with_record(read, record, fields, site, rules, budget)
+
+
+def _with_record(
+    read: ParsedPage,
+    record: dict[str, Any],
+    fields: Collection[str],
+    site: Site,
+    rules: Site | PageKind,
+    budget: Budget,
+) -> ParsedPage:
     encoded = _encoded(record, fields, budget)
-    return ParsedPage(
-        verdict=verdict,
-        record=record,
-        encoded=encoded,
-        parser=_parser(site),
-        followed=followed,
-    )
+    invalid: tuple[str, ...] = ()
+    if rules.validate or MISSING in fields:
+        budget.check(len(encoded))
+        invalid = validation.reasons(record, rules.validate)
+        budget.check(len(encoded))
+    made = {"record": record, "encoded": encoded, "invalid": invalid}
+    return replace(read, parser=_parser(site, rules), **made)
 
 
 def _do_nothing() -> None:
@@ -480,26 +499,35 @@ def _do_nothing() -> None:
 def _parsed_text(
     page: Page, declared: str, site: Site, budget: Budget, finder: LinkFinder | None
 ) -> ParsedPage:
-    """Parse a page that is not HTML. Only JSON and plain text have a record; the site's fields are
-    empty, because they need HTML."""
+    """Parse a page that is not HTML. Only JSON and plain text have a record; fields that need HTML
+    are empty."""
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
-    fields = selectors.lacking(site.fields)
-    record: dict[str, Any] = {}
+    is_text = is_json or kind == "text/plain"
+    rules = site.kind_of(page.final_url) or site
+    body = b""
+    if is_text and (rules.fields or rules.structured or (finder and is_json)):
+        body = charset.utf8(page.body, declared, budget, site.encoding)
     if finder and is_json:
-        body = charset.utf8(page.body, declared, budget, site.encoding)
         unread = replace(unread, followed=finder.in_json(body, page))
-    if site.structured and (is_json or kind == "text/plain"):
-        body = charset.utf8(page.body, declared, budget, site.encoding)
-        record = structured.extract_plain(body, is_json, budget)
-    elif not fields:
+    if not rules.fields and not (rules.structured and is_text):
         return unread
-    record |= fields
-    encoded = _encoded(record, fields, budget)
-    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
+    fields = selectors.extract(
+        None,
+        rules.fields,
+        page.final_url,
+        budget,
+        required=rules.required,
+        body=body,
+        is_json=is_json,
+    )
+    record: dict[str, Any] = {}
+    if rules.structured and is_text:
+        record = structured.extract_plain(body, is_json, budget)
+    return _with_record(unread, record | fields, fields, site, rules, budget)
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
@@ -543,8 +571,8 @@ def _unread(page: Page) -> ParsedPage:
     return ParsedPage(verdict=judge(page, b"", None))
 
 
-def _parser(site: Site) -> tuple[str, str]:
-    if site.fields or not site.structured:
+def _parser(site: Site, rules: Site | PageKind) -> tuple[str, str]:
+    if rules.fields or not rules.structured:
         return site.name, site.version
     return structured.NAME, structured.VERSION
 
