@@ -213,6 +213,22 @@ def faults(folder: Path, rate: str | None = None) -> list[InputError]:
     return found
 
 
+def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[InputError]:
+    """Return all that is wrong in one file of a site, which may lie in another folder."""
+    if not path.exists():
+        return [InputError(str(path), "there is no such file")]
+    try:
+        if path.name == DEFAULTS:
+            _common(path)
+        elif path.name == START_URLS:
+            _start_urls(path)
+        else:
+            _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate)
+    except InputError as error:
+        return [error, *error.others]
+    return []
+
+
 def _read_all(
     folder: Path, rate: str | None, report: Callable[[InputError], None]
 ) -> tuple[_Described, list[_Described]]:
