@@ -240,6 +240,16 @@ def read_entries(
         raise InputError(str(path), wrong.reason, wrong.line, 1, tuple(others)) from None
 
 
+def checked_entries(
+    path: str, entries: Entries, keys: type[Settings], checks: Checks
+) -> dict[str, Any]:
+    """Check values that were read from a file of another kind."""
+    try:
+        return _checked(entries, keys, "", checks)
+    except _Wrong as wrong:
+        raise InputError(path, wrong.reason, wrong.line) from None
+
+
 def _top_entries(text: str) -> Entries:
     nodes = _compose(text)
     if not nodes or nodes[0].is_null:

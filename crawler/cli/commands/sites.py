@@ -129,12 +129,12 @@ def show(site: str, as_json: bool) -> None:
     known = _load(settings)
     found = _named(known, site)
     places = known.places(found.name)
-    values = msgspec.to_builtins(found)
+    values = msgspec.to_builtins(msgspec.structs.replace(found, scraper=None))
     values["headers"] = {name: _HIDDEN for name, _ in found.headers}
     values["concurrency"] = found.concurrency or "none"
     facts: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        if key in ("name", "version", "rule"):
+        if key in ("name", "version", "rule", "scraper"):
             continue
         where = "built in"
         if key in places:
@@ -147,6 +147,8 @@ def show(site: str, as_json: bool) -> None:
         print_json({"name": found.name, "version": found.version, "settings": facts})
         return
     print(f"{found.name}, version {found.version}")
+    if found.scraper:
+        print(f"  class {found.scraper.class_name} in {printable(found.scraper.path)}")
     for key, each in facts.items():
         text = printable(msgspec.json.encode(each["value"]).decode())
         print(f"  {key:18} {text}  ({printable(each['from'])})")
