@@ -74,9 +74,25 @@ def scrape(
       python -m crawler scrape http://county.example/parcel/123 --stored
     """
     settings = config.load()
-    address = urls.parse(url)
     if from_store:
-        return _parse_stored(settings, address, as_json)
+        return _parse_stored(settings, urls.parse(url), as_json)
+    report = fetch_now(settings, url, local, ignore_robots, session)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    return int(report["status"] != TaskStatus.COMPLETED)
+
+
+def fetch_now(
+    settings: Settings,
+    url: str,
+    local: bool = False,
+    ignore_robots: bool = False,
+    session: "Session | None" = None,
+) -> dict[str, Any]:
+    """Fetch a URL as a task of its own, and return its report."""
+    address = urls.parse(url)
     if secret := urls.credentials(url):
         from crawler.fetch.session import Session
 
@@ -90,12 +106,7 @@ def scrape(
         if task is None or not _through_queue(lpm, address.url, call_id, task):
             how = JobOptions(ignore_robots=ignore_robots)
             task = _in_this_process(settings, lpm, add, how, session)
-        report = lpm.results.report(task)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
-    return int(report["status"] != TaskStatus.COMPLETED)
+        return lpm.results.report(task)
 
 
 def _in_this_process(
