@@ -146,7 +146,8 @@ def _print_table(items: list[dict[str, Any]]) -> None:
     for item in items:
         parcel = _shortened(item["parcel_id"] or "", _MAX_PARCEL_CHARS)
         code, url = str(item["status_code"]), printable(item["url"])
-        rows.append((item["task_id"][:12], code, item["verdict"], parcel, url))
+        verdict = f"{item['verdict']}, invalid" if item.get("invalid") else item["verdict"]
+        rows.append((item["task_id"][:12], code, verdict, parcel, url))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     url_width = widths[-1]
     if sys.stdout.isatty():
