@@ -14,6 +14,7 @@ CrawlerError
 ├── UrlError                not a URL that may be fetched
 ├── FetchError              one fetch of one page ended without a page
 ├── NotNow                  a domain grants no request now; not a failure
+│   └── SigningIn           … because the job has to sign in first, and that is being done or waits
 └── OwnShortage             this process or machine lacks memory, descriptors or the like
     └── GaveWay             … because other pages need the memory more
 """
@@ -45,11 +46,22 @@ class ConfigError(UsageError):
 
 
 class InputError(UsageError):
-    """An input file cannot be used at all. (A single bad row is only rejected.)"""
+    """An input file cannot be used at all. (A single bad row is only rejected.)
 
-    def __init__(self, path: str, reason: str, line: int | None = None, item: int = 1) -> None:
-        super().__init__(path, reason, line, item)
+    `others` are further faults of the same file, for a command that shows all of them.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        reason: str,
+        line: int | None = None,
+        item: int = 1,
+        others: tuple["InputError", ...] = (),
+    ) -> None:
+        super().__init__(path, reason, line, item, others)
         self.path, self.reason, self.line, self.item = path, reason, line, item
+        self.others = others
 
     def __str__(self) -> str:
         if self.line is None:
@@ -128,6 +140,10 @@ class NotNow(CrawlerError):
 
     def __str__(self) -> str:
         return f"{self.domain} may be asked again in {self.wait_s:.1f} s ({self.why})"
+
+
+class SigningIn(NotNow):
+    """A page waits until its job has signed in. It is not charged for that."""
 
 
 class OwnShortage(CrawlerError):

@@ -190,6 +190,11 @@ def _add(record: Record, name: str, value: object) -> None:
         record[name] = [known, value]
 
 
+def meta(tree: LexborHTMLParser) -> Record:
+    """Return the contents of meta tags by name or property."""
+    return _grouped(metas(tree))
+
+
 def metas(tree: LexborHTMLParser) -> Iterator[Pair]:
     """Return name (or property) and content of a page's meta tags."""
     for node in tree.css("meta[content]")[:MAX_METAS]:
