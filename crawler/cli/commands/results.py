@@ -106,7 +106,8 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             "delivery": sent,
         }
         if limit:
-            facts["items"] = [{name: item[name] for name in LISTED_FIELDS} for item in items]
+            listed = (*LISTED_FIELDS, "invalid")
+            facts["items"] = [{name: each[name] for name in listed if name in each} for each in items]
         print_json(facts)
         return
     print(_count_line(files.results, sent, lpm.pending))
