@@ -217,6 +217,7 @@ SOURCES = """
         ("{xpath: '//td[1]'}", "Jane Roe"),
         ("{xpath: 'count(//tr)', type: integer}", 2),
         ("{xpath: '//nothing'}", None),
+        ("{xpath: '//tr[td[.=\"1999\"]]/td[1]'}", "Année"),
         ("{xpath: '//td', all: true, regex: '\\d+'}", ["1", "1999"]),
     ],
 )
@@ -537,6 +538,8 @@ def test_any_text_has_a_value_or_none(text: str, locale: str) -> None:
         ("{each: p, fields: {a: {ccs: b}}}", "no key 'ccs' in the field a; did you mean css?"),
         ("{xpath: '//a['}", "is not XPath"),
         ("{xpath: \"//a[re:test(., 'x')]\"}", "functions such as re:test() are not allowed"),
+        ("{xpath: '//*[count(//*[count(//*) > 1]) > 1]'}", "a search inside of two brackets"),
+        ("{xpath: '//a[b[count(preceding::a) > 1]]'}", "a search inside of two brackets"),
         ("{meta: a, attr: b}", "attr belongs to css, not to meta"),
         ("{css: p, type: number, enum: {a: b}}", "has type and enum; only one of them"),
         ("{css: p, type: price, unit: euros}", "the unit 'euros' is no currency's code"),
