@@ -549,13 +549,13 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
         "same_as": same_as,
     }
     if invalid:
-        result["invalid"] = msgspec.json.decode(invalid)
+        result["invalid"] = _decoded(task_id, invalid, list[str])
     return result
 
 
-def _decoded(task_id: str, text: str) -> dict[str, Any]:
+def _decoded(task_id: str, text: str, kind: Any = dict[str, Any]) -> Any:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         damage = f"task {task_id} is damaged in lpm.db ({error})"
         raise StoreError(f"{damage}; {program()} doctor") from error

@@ -212,20 +212,17 @@ class _Page:
         """Return the fields of a page, or of a part of it."""
         record: dict[str, Any] = {}
         for name, field in fields.items():
-            if field.divide or field.convert:
-                value = _derived(field, record)
-            else:
-                value = self._read(field, scope, name)
+            value = self._read(field, scope, name, record)
             record[name] = value
-            self._count(value, field)
+            self._count(value)
             if scope is _WHOLE:
                 self._cards.clear()  # all that they keep was for this field
         return record
 
-    def _count(self, value: Any, field: Field) -> None:
+    def _count(self, value: Any) -> None:
         """Count the memory of a value; that of records is counted value by value."""
         self._size += sys.getsizeof(value)
-        if field.is_list and not field.each:
+        if isinstance(value, list):
             self._size += sum(map(sys.getsizeof, value))
         if self._size > MAX_BYTES:
             reason = f"the page's fields take more than {MAX_BYTES:,} bytes of memory"
@@ -234,10 +231,13 @@ class _Page:
             self._cost.hold(self._size - self._held)
             self._held = self._size
 
-    def _read(self, field: Field, scope: _Scope, name: str) -> Any:
-        """Return the value of a field; on a page too large, what was found."""
+    def _read(self, field: Field, scope: _Scope, name: str, before: dict[str, Any]) -> Any:
+        """Return the value of a field; on a page too large, what was found.
+
+        It may be made of the fields `before` it.
+        """
         for alternative in field.first_of:
-            value = self._read(alternative, scope, name)
+            value = self._read(alternative, scope, name, before)
             if not _is_empty(value):
                 return value
         if field.first_of:
@@ -250,6 +250,8 @@ class _Page:
                 self._quick_left -= 1
                 return self._first(selector, field)
             return self._searched("css", field, scope, name, wants_all)
+        if field.divide or field.convert:
+            return _derived(field, before)
         return self._searched(field.source, field, scope, name, wants_all)
 
     def _searched(
@@ -257,11 +259,17 @@ class _Page:
     ) -> Any:
         """Return the first value that a source gives, or what is made of all of them."""
         found: dict[Any, Any] = {}
+        left = MAX_TEXT
         try:
             for value in self._values(source, field, scope, name):
                 found.setdefault(_key(value), value)
                 if not wants_all:
                     return value
+                if not field.is_list:  # one text is made of all
+                    left -= len(str(value))
+                    if left < 0:
+                        break
+            self._budget.spend(len(field.keywords) * (MAX_TEXT - left) // 500)
         except css.TooMuch:
             pass  # what was found counts
         return _gathered(field, list(found.values()))
@@ -291,7 +299,6 @@ class _Page:
             else:
                 continue
             record = self.record(field.fields, inside)
-            self._size += sys.getsizeof(record)
             if all(_is_empty(value) or value is False for value in record.values()):
                 continue
             for inner, each in field.fields.items():
@@ -489,6 +496,7 @@ class _Page:
         if not text:
             return None
         if field.enum:
+            self._budget.spend(len(field.enum) * (1 + len(text[:MAX_STRING]) // 100))
             return measures.enum(text[:MAX_STRING], field.enum)
         if field.type == "url":
             return structured.absolute(self._base, text) or None

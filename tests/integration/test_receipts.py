@@ -666,4 +666,5 @@ def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> N
     assert listed.stdout.count("ok, invalid") == 5
     assert "invalid: price is missing" in folder.crawler("scrape", site.page(0), "--stored").stdout
     assert "price is missing" in folder.crawler("why", site.page(0)).stdout
-    assert "invalid  5 records (price is missing: 5)" in folder.crawler("analyze", "data/pending").stdout
+    analysis = folder.crawler("analyze", "data/pending")
+    assert "invalid  5 records (price is missing: 5)" in analysis.stdout

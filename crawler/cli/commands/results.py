@@ -106,8 +106,10 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             "delivery": sent,
         }
         if limit:
-            listed = (*LISTED_FIELDS, "invalid")
-            facts["items"] = [{name: each[name] for name in listed if name in each} for each in items]
+            names = (*LISTED_FIELDS, "invalid")
+            facts["items"] = [
+                {name: item[name] for name in names if name in item} for item in items
+            ]
         print_json(facts)
         return
     print(_count_line(files.results, sent, lpm.pending))
