@@ -176,6 +176,8 @@ def _delivery(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     if result is None:
         return []
     facts = {name: result[name] for name in _RESULT_FIELDS}
+    if result["invalid"]:
+        facts["invalid"] = "; ".join(msgspec.json.decode(result["invalid"]))
     if result["same_as"]:
         facts["same content as task"] = result["same_as"]
     steps = [Step(None, "result", facts | {"raw": result["segment"] or "not kept"})]

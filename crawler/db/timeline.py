@@ -32,6 +32,7 @@ _RESULT_COLUMNS = {
     "problem": "o.problem",
     "job_id": "t.job_id",
     "event": "(SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')",
+    "invalid": "r.invalid",
     "same_as": "(SELECT task_id FROM tasks s WHERE s.id = r.same_as)",
 }
 
