@@ -122,7 +122,8 @@ class WorkerChild:
         self.inbox = Inbox(settings, give_way)
         mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        self.worker = Worker(mine, watch=self.events, permit=partial(fleet_permit, lpm.owners))
+        permit = partial(fleet_permit, lpm.owners)
+        self.worker = Worker(mine, watch=self.events, permit=permit, sites=_sites_at_start)
         self.maintainer = Maintainer(
             lpm,
             RedisBroker(broker_url),
@@ -192,6 +193,8 @@ _children: dict[int, WorkerChild] = {}
 _stop_pipe = os.pipe()
 """Written to when the worker stops, and never read, so that every child sees it readable."""
 _stops: list[float] = []
+_sites_at_start: sites.Sites | None = None
+"""For children that are forked while a file of a site is broken."""
 _NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
@@ -205,6 +208,7 @@ def this_child() -> WorkerChild:
 @signals.worker_init.connect
 def _check_before_start(sender: Any, **_: Any) -> None:
     """End with one line of error before any fork, if the worker cannot work."""
+    global _sites_at_start  # noqa: PLW0603 - what a fork inherits
     # Celery announces at every lost connection that a default will change; ours is set.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     try:
@@ -213,7 +217,7 @@ def _check_before_start(sender: Any, **_: Any) -> None:
                 "only the prefork pool can survive a page that hangs its parser; leave -P away"
             )
         LocalPersistenceManager(settings.data_dir).close_after_check()
-        sites.load(settings.config_dir, settings.rate)
+        _sites_at_start = sites.load(settings.config_dir, settings.rate or annotated_rate())
         try:
             check_redis(connect(broker_url))
         except redis.RedisError:

@@ -46,11 +46,22 @@ class ConfigError(UsageError):
 
 
 class InputError(UsageError):
-    """An input file cannot be used at all. (A single bad row is only rejected.)"""
+    """An input file cannot be used at all. (A single bad row is only rejected.)
 
-    def __init__(self, path: str, reason: str, line: int | None = None, item: int = 1) -> None:
-        super().__init__(path, reason, line, item)
+    `others` are further faults of the same file, for a command that shows all of them.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        reason: str,
+        line: int | None = None,
+        item: int = 1,
+        others: tuple["InputError", ...] = (),
+    ) -> None:
+        super().__init__(path, reason, line, item, others)
         self.path, self.reason, self.line, self.item = path, reason, line, item
+        self.others = others
 
     def __str__(self) -> str:
         if self.line is None:

@@ -24,7 +24,7 @@ from crawler.models import Job, JobStatus, TaskCounts, Wait
 if TYPE_CHECKING:
     from crawler.resilience.permit import DomainStatus
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-    from crawler.sites import Sites
+    from crawler.sites.live import LiveSites
     from crawler.stack import Stack
 
 MIN_STALL_S = 10.0
@@ -53,7 +53,7 @@ class WaitFinder:
         self._domains: dict[str, DomainStatus] = {}
         self._redis_wait: Wait | None = None
         self._index_damage: list[Wait] = []
-        self._sites: Sites | None = None
+        self._sites: LiveSites | None = None
 
     def find(self, job: Job | None, books: TaskCounts, still_s: float | None = None) -> list[Wait]:
         """Return what the tasks of a job, or of all jobs, wait for; what stops all comes first.
@@ -314,10 +314,15 @@ class WaitFinder:
     def _timeout_s(self, url: str) -> float:
         return self._load_sites().of(url).timeout_s
 
-    def _load_sites(self) -> "Sites":
-        from crawler import sites
+    def _load_sites(self) -> "LiveSites":
+        """Return the sites as they are now; a broken file must not hide what tasks wait for."""
+        from crawler.sites import built_in
+        from crawler.sites.live import LiveSites
 
-        self._sites = self._sites or sites.load(self._settings.config_dir, self._settings.rate)
+        if self._sites is None:
+            folder, rate = self._settings.config_dir, self._settings.rate
+            self._sites = LiveSites(folder, rate, built_in(rate))
+        self._sites.look()
         return self._sites
 
     def _retry_waits(self, job: Job | None, stops: bool) -> list[Wait]:

@@ -12,9 +12,10 @@ from crawler.fetch.budget import Budget
 from crawler.models import CrawlOptions, LeftOut, Link, Page, Role, Task
 from crawler.scraping import scope
 from crawler.scraping.scope import OUT, Scope
-from crawler.sites import Site, Sites, links, structured
+from crawler.sites import Site, links, structured
 from crawler.sites.forms import Forms, next_task
 from crawler.sites.links import FoundLinks
+from crawler.sites.live import LiveSites
 from crawler.sites.sitemaps import Sitemap
 from crawler.urls import Address, parse, split
 
@@ -35,7 +36,7 @@ class Followed(NamedTuple):
 class LinkFilter:
     """Decides for one crawl which links become tasks; remembers what it has decided."""
 
-    def __init__(self, options: CrawlOptions, sites: Sites) -> None:
+    def __init__(self, options: CrawlOptions, sites: LiveSites) -> None:
         self.options = options
         self.scope = Scope(options)
         self._sites = sites

@@ -1,14 +1,15 @@
 """The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some.
 
-Each process reads the files once, when it starts.
+`live.py` reads them again when they change.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +27,7 @@ BUILT_IN: dict[str, Any] = msgspec.to_builtins(CrawlSettings()) | {"headers": {}
 """Every key of a file, and its value where no file sets it."""
 _CACHED_HOSTS = 10_000
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,98}(?<!\.)")
+T = TypeVar("T")
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
 
 
@@ -45,16 +47,28 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
         return f"Site({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
+Places = dict[str, tuple[Path, int]]
+"""The file and the line that each key comes from."""
+
+
+class _Given(NamedTuple):
+    """The checked values of a file, and where each is set."""
+
+    values: dict[str, Any]
+    places: Places
+
+
 class _Described(msgspec.Struct, frozen=True):
-    """A site with the contents of its own file."""
+    """A site with what its own files say."""
 
     site: Site
     own: dict[str, Any]
     path: Path
-    lines: dict[str, int]
+    places: Places
 
     def refuse(self, reason: str, key: str) -> NoReturn:
-        raise InputError(str(self.path), reason, self.lines.get(key))
+        path, line = self.places.get(key, (self.path, None))
+        raise InputError(str(path), reason, line)
 
     @property
     def limits(self) -> list[Any]:
@@ -103,6 +117,10 @@ class Sites:
         """The names of the sites that have a file."""
         return list(self._named)
 
+    def places(self, name: str) -> Places:
+        """Return where each key of a site is set; one that is not there is built in."""
+        return self._named.get(name, self._default).places
+
     @property
     def templates(self) -> list[str]:
         """The names of the sites that make a URL of a row's columns."""
@@ -146,7 +164,7 @@ class Sites:
             shared = domain(host.removeprefix("*."))
             other = self._domains.setdefault(shared, each)
             if each.limits != other.limits:
-                keys = [key for key in _LIMITS if key in each.lines]
+                keys = [key for key in _LIMITS if key in each.own]
                 each.refuse(
                     f"{', '.join(_LIMITS)} must be the same here and in {other.path}, "
                     f"because limits are for all of {shared}",
@@ -167,30 +185,58 @@ def _rule_by_hand(interval_s: float, own: dict[str, Any]) -> RateRule:
 
 def load(folder: Path, rate: str | None = None) -> Sites:
     """Read every file; `rate` (CRAWLER_RATE) overrides the defaults, but not a site's own file."""
-    if (folder / START_URLS).exists():
-        reason = "is not in force yet: this version has no crawls of whole sites"
-        advice = "import a list of URLs, and remove it"
-        raise InputError(str(folder / START_URLS), f"{reason}; {advice}")
-    default, common = _default(folder / DEFAULTS, rate)
-    return Sites(default, [_site(path, common, rate) for path in _site_files(folder / "sites")])
+
+    def refuse(error: InputError) -> NoReturn:
+        raise error
+
+    return Sites(*_read_all(folder, rate, refuse))
+
+
+def built_in(rate: str | None = None) -> Sites:
+    """Return what holds without any file."""
+    site = _merged(DEFAULT, {}, {}, rate)
+    return Sites(_Described(site, {}, Path(DEFAULTS), {}), [])
 
 
 def faults(folder: Path, rate: str | None = None) -> list[InputError]:
-    """Return what `load` refuses: the fault of each file alone, or else of all together."""
+    """Return all that is wrong in each file, and then between those that can be read."""
+    found: list[InputError] = []
+
+    def note(error: InputError) -> None:
+        found.extend([error, *error.others])
+
+    described = _read_all(folder, rate, note)
     try:
-        load(folder, rate)
+        Sites(*described)
     except InputError as error:
-        found: list[InputError] = []
-        for path in [folder / DEFAULTS, *_site_files(folder / "sites")]:
-            try:
-                if path.name == DEFAULTS:
-                    _default(path, rate)
-                else:
-                    _site(path, {}, rate)
-            except InputError as fault:
-                found.append(fault)
-        return found or [error]
-    return []
+        note(error)
+    return found
+
+
+def _read_all(
+    folder: Path, rate: str | None, report: Callable[[InputError], None]
+) -> tuple[_Described, list[_Described]]:
+    def attempt(read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except InputError as error:
+            report(error)
+            return otherwise
+
+    common = attempt(partial(_common, folder / DEFAULTS), _Given({}, {}))
+    site = _merged(DEFAULT, common.values, {}, rate)
+    default = _Described(site, {}, folder / DEFAULTS, common.places)
+    no_starts: dict[str, _Given] = {}
+    given = attempt(partial(_start_urls, folder / START_URLS), no_starts)
+    no_files: list[Path] = []
+    described: list[_Described | None] = []
+    for path in attempt(partial(_site_files, folder / "sites"), no_files):
+        own = given.pop(path.stem, _Given({}, {}))
+        described.append(attempt(partial(_site, path, own, common, rate), None))
+    for name, own in given.items():
+        read = partial(_described, name, folder / START_URLS, own, common, rate)
+        described.append(attempt(read, None))
+    return default, [each for each in described if each]
 
 
 def _site_files(folder: Path) -> list[Path]:
@@ -203,32 +249,61 @@ def _site_files(folder: Path) -> list[Path]:
     return [path for path in paths if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
 
 
-def _default(path: Path, rate: str | None) -> tuple[_Described, dict[str, Any]]:
+def _common(path: Path) -> _Given:
     site_only = (*sitefile.SITE_ONLY, *crawlfile.CHECKS)
-    common, lines = sitefile.read(path, CrawlSettings, {}, site_only)
-    return _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines), common
+    values, lines = sitefile.read(path, CrawlSettings, {}, site_only)
+    return _Given(values, {key: (path, line) for key, line in lines.items()})
 
 
-def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
+def _start_urls(path: Path) -> dict[str, _Given]:
+    found, lines = sitefile.read_entries(path, crawlfile.start_urls)
+    given: dict[str, _Given] = {}
+    for name, entries in found.items():
+        if reason := _bad_name(name):
+            raise InputError(str(path), reason, lines[name])
+        places = {key: (path, line) for key, (line, _) in entries.items()}
+        given[name] = _Given({key: value for key, (_, value) in entries.items()}, places)
+    return given
+
+
+def _site(path: Path, given: _Given, common: _Given, rate: str | None) -> _Described:
+    """Describe the site of a file; what start_urls.yaml gives goes before it."""
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
-    if not _NAME.fullmatch(path.stem):
-        allowed = "lower case letters, digits, -, _ and dots, which stand between others"
-        raise InputError(str(path), f"the name of a site consists of {allowed}")
-    if path.stem == DEFAULT:
-        raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
-    own, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
-    needed = [(key, host_of(url)) for key, url in crawlfile.addresses(own)]
+    if reason := _bad_name(path.stem):
+        raise InputError(str(path), reason)
+    values, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
+    places = {key: (path, line) for key, line in lines.items()}
+    own = _Given(values | given.values, places | given.places)
+    return _described(path.stem, path, own, common, rate)
+
+
+def _bad_name(name: str) -> str:
+    if name == DEFAULT:
+        return f"what holds for all sites is in {DEFAULTS}"
+    if _NAME.fullmatch(name):
+        return ""
+    allowed = "lower case letters, digits, -, _ and dots, which stand between others"
+    return f"the name of a site consists of {allowed}; {name[:60]!r} is none"
+
+
+def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | None) -> _Described:
+    values, places = own
+    needed = [(key, host_of(url)) for key, url in crawlfile.addresses(values)]
     if needed:
-        own.setdefault("hosts", tuple(dict.fromkeys(host for _, host in needed)))
-    for key, host in needed:
-        if not any(_covers(pattern, host) for pattern in own["hosts"]):
-            reason = f"the host of {key}, {host}, is not among hosts"
-            raise InputError(str(path), reason, lines[key])
-    if not own.get("hosts"):
+        values.setdefault("hosts", tuple(dict.fromkeys(host for _, host in needed)))
+    if not values.get("hosts"):
+        if path.name == START_URLS:
+            line = min(line for _, line in places.values())
+            raise InputError(str(path), f"{name} has no file of its own, and no urls here", line)
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
-    return _Described(_merged(path.stem, common, own, rate), own, path, lines)
+    site = _merged(name, common.values, values, rate)
+    described = _Described(site, values, path, common.places | places)
+    for key, host in needed:
+        if not any(_covers(pattern, host) for pattern in values["hosts"]):
+            described.refuse(f"the host of {key}, {host}, is not among hosts", key)
+    return described
 
 
 def _covers(pattern: str, host: str) -> bool:

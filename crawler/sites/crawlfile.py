@@ -14,12 +14,16 @@ from crawler.sites.sitefile import (
     PLACEHOLDER,
     Boolean,
     Checks,
+    Delay,
+    Entries,
     Field,
     Node,
     Settings,
+    Timeout,
     _checked,
     _checked_text,
     _converted,
+    _Faults,
     _fields,
     _mapping,
     _regex,
@@ -148,6 +152,21 @@ class CrawlSettings(Settings, frozen=True, kw_only=True):
         return None
 
 
+class _StartConfig(msgspec.Struct):
+    limit: Pages
+    delay: Delay
+    timeout: Timeout
+
+
+class _StartUrls(msgspec.Struct):
+    urls: tuple[Start, ...]
+    config: _StartConfig
+
+
+_CONFIG_KEYS = {"limit": "limit", "delay": "delay_s", "timeout": "timeout_s"}
+"""The key of a site's file that each key of `config` in start_urls.yaml overrides."""
+
+
 def secret_name(text: str) -> str:
     """Return the name of the secret that a form's value stands for, if it is one."""
     found = _SECRET.fullmatch(text)
@@ -166,15 +185,40 @@ def addresses(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "login", login.url
 
 
+def start_urls(entries: Entries) -> dict[str, dict[str, tuple[int, Any]]]:
+    """Check start_urls.yaml; return lines and values of each site, by the keys of a site's file."""
+    found: dict[str, dict[str, tuple[int, Any]]] = {}
+    faults = _Faults()
+    for name, (line, node) in entries.items():
+        with faults:
+            if node.kind != "mapping":
+                if not node.is_null:
+                    found[name] = {"start": (line, starts(node, name))}
+                continue
+            inner = _mapping(name, node)
+            given = _checked(inner, _StartUrls, f" in {name}", _START_URLS_CHECKS)
+            found[name] = given.pop("config", {})
+            if "urls" in given:
+                found[name]["start"] = inner["urls"][0], given["urls"]
+    faults.end()
+    return found
+
+
+def _start_config(node: Node) -> dict[str, tuple[int, Any]]:
+    entries = _mapping("config", node)
+    given = _checked(entries, _StartConfig, " in config")
+    return {_CONFIG_KEYS[key]: (entries[key][0], value) for key, value in given.items()}
+
+
 # Checks of the keys. Those of a text raise `ValueError`.
 
 
 def starts(node: Node, key: str = "start") -> tuple[Start, ...]:
     """Check the URLs and forms that a crawl begins with."""
-    return tuple(_start(item, key) for item in _items(key, node, MAX_STARTS))
+    return _each(key, node, MAX_STARTS, partial(_start, key))
 
 
-def _start(node: Node, key: str) -> Start:
+def _start(key: str, node: Node) -> Start:
     if node.kind == "scalar":
         return Start(url=_checked_text(key, node, _url))
     checks: Checks = {"url": _text_check("url", _url), "form": partial(_form, False)}
@@ -198,8 +242,7 @@ def _url(text: str) -> str:
 
 
 def _sitemaps(node: Node) -> tuple[str, ...]:
-    items = _items("sitemaps", node, MAX_RULES)
-    return tuple(_checked_text("sitemaps", item, _url) for item in items)
+    return _each("sitemaps", node, MAX_RULES, _text_check("sitemaps", _url))
 
 
 def _login(node: Node) -> Login:
@@ -259,17 +302,18 @@ def _form_value(name: str, line: int, node: Node) -> str:
 
 
 def _follow(node: Node) -> tuple[Follow, ...]:
-    rules = []
-    for item in _items("follow", node, MAX_RULES):
-        given = _checked(_mapping("follow", item), Follow, " in follow", _RULE_CHECKS)
-        if "css" not in given and "regex" not in given:
-            raise _Wrong("an entry of follow needs css or regex", item.line)
-        rules.append(Follow(**given))
-    return tuple(rules)
+    return _each("follow", node, MAX_RULES, _rule)
+
+
+def _rule(node: Node) -> Follow:
+    given = _checked(_mapping("follow", node), Follow, " in follow", _RULE_CHECKS)
+    if "css" not in given and "regex" not in given:
+        raise _Wrong("an entry of follow needs css or regex", node.line)
+    return Follow(**given)
 
 
 def _pagination(node: Node) -> tuple[Pagination, ...]:
-    return tuple(_one_pagination(item) for item in _items("pagination", node, MAX_RULES))
+    return _each("pagination", node, MAX_RULES, _one_pagination)
 
 
 def _one_pagination(node: Node) -> Pagination:
@@ -319,7 +363,7 @@ def _json_path(text: str) -> str:
 
 
 def _pages(node: Node) -> tuple[PageKind, ...]:
-    return tuple(_page_kind(item) for item in _items("pages", node, MAX_RULES))
+    return _each("pages", node, MAX_RULES, _page_kind)
 
 
 def _page_kind(node: Node) -> PageKind:
@@ -334,12 +378,12 @@ def _page_kind(node: Node) -> PageKind:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    return tuple(_text("required", item) for item in _items("required", node, MAX_RULES))
+    return _each("required", node, MAX_RULES, partial(_text, "required"))
 
 
 def _roles(node: Node) -> tuple[Linking, ...]:
-    items = _items("on", node, MAX_RULES)
-    roles = [_checked_text("on", item, lambda text: _converted(text, Linking)) for item in items]
+    check = _text_check("on", lambda text: _converted(text, Linking))
+    roles: tuple[Linking, ...] = _each("on", node, MAX_RULES, check)
     if not roles:
         raise _Wrong(f"on is empty; it names some of {', '.join(get_args(Linking))}", node.line)
     return tuple(dict.fromkeys(roles))
@@ -348,13 +392,18 @@ def _roles(node: Node) -> tuple[Linking, ...]:
 # Helpers.
 
 
-def _items(key: str, node: Node, limit: int) -> list[Node]:
-    """Return the values of a list; a single value needs no list around it."""
+def _each(key: str, node: Node, limit: int, check: Callable[[Node], T]) -> tuple[T, ...]:
+    """Check the values of a list; a single value needs no list around it."""
     if node.kind != "sequence":
-        return [node]
+        return (check(node),)
     if len(node.items) > limit:
         raise _Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
-    return node.items
+    faults, values = _Faults(), []
+    for item in node.items:
+        with faults:
+            values.append(check(item))
+    faults.end()
+    return tuple(values)
 
 
 def _need(given: dict[str, Any], key: str, inside: str, node: Node) -> None:
@@ -384,6 +433,7 @@ _PAGINATION_CHECKS: Checks = {
     "json": _text_check("json", _json_path),
     "on": _roles,
 }
+_START_URLS_CHECKS: Checks = {"urls": partial(starts, key="urls"), "config": _start_config}
 CHECKS: Checks = {
     "start": starts,
     "sitemaps": _sitemaps,

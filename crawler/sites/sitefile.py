@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
@@ -102,11 +103,30 @@ Checks = Mapping[str, Callable[[Node], Any]]
 
 
 class _Wrong(Exception):
-    """Why a value cannot be used, and its line."""
+    """Why a value cannot be used, and its line; and what else is wrong, by line."""
 
-    def __init__(self, reason: str, line: int) -> None:
-        super().__init__(reason, line)
-        self.reason, self.line = reason, line
+    def __init__(self, reason: str, line: int, others: Sequence["_Wrong"] = ()) -> None:
+        super().__init__(reason, line, others)
+        self.reason, self.line, self.others = reason, line, others
+
+
+class _Faults(AbstractContextManager[None]):
+    """Collects what is wrong with the parts of a file, so that one check names all of it."""
+
+    def __init__(self) -> None:
+        self._found: list[_Wrong] = []
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, _Wrong):
+            return False
+        self._found += [error, *error.others]
+        return True
+
+    def end(self) -> None:
+        """Raise the first, with the others."""
+        if self._found:
+            first, *others = sorted(self._found, key=lambda wrong: wrong.line)
+            raise _Wrong(first.reason, first.line, others)
 
 
 def read(
@@ -115,14 +135,22 @@ def read(
     """Return the checked values of a file and the lines of its keys; nothing without a file."""
 
     def checked(entries: Entries) -> dict[str, Any]:
+        faults, known = _Faults(), dict(entries)
         for key, (line, node) in entries.items():
-            if key in not_here and not node.is_null:
-                reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
-                raise _Wrong(reason, line)
-            if key in _PLANNED:
-                reason = f"this version has no {_PLANNED[key]}; take it out"
-                raise _Wrong(f"{key} is not in force yet: {reason}", line)
-        return _checked(entries, keys, "", checks)
+            with faults:
+                if key in not_here and not node.is_null:
+                    del known[key]
+                    reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
+                    raise _Wrong(reason, line)
+                if key in _PLANNED:
+                    del known[key]
+                    reason = f"this version has no {_PLANNED[key]}; take it out"
+                    raise _Wrong(f"{key} is not in force yet: {reason}", line)
+        given: dict[str, Any] = {}
+        with faults:
+            given = _checked(known, keys, "", checks)
+        faults.end()
+        return given
 
     return read_entries(path, checked)
 
@@ -138,7 +166,8 @@ def read_entries(
         entries = _top_entries(text)
         return check(entries), {key: line for key, (line, _) in entries.items()}
     except _Wrong as wrong:
-        raise InputError(str(path), wrong.reason, wrong.line) from None
+        others = [InputError(str(path), other.reason, other.line) for other in wrong.others]
+        raise InputError(str(path), wrong.reason, wrong.line, 1, tuple(others)) from None
 
 
 def _top_entries(text: str) -> Entries:
@@ -265,16 +294,19 @@ def _checked(
     checks = checks or {}
     types = _types(keys)
     given: dict[str, Any] = {}
+    faults = _Faults()
     for key, (line, node) in entries.items():
-        if key not in types:
-            reason = f"there is no key {key[:60]!r}{inside}; {_nearest(key, types)}"
-            raise _Wrong(reason, line)
-        if node.is_null:
-            continue
-        if key in checks:
-            given[key] = checks[key](node)
-        else:
-            given[key] = _value(key, node, types[key])
+        with faults:
+            if key not in types:
+                reason = f"there is no key {key[:60]!r}{inside}; {_nearest(key, types)}"
+                raise _Wrong(reason, line)
+            if node.is_null:
+                continue
+            if key in checks:
+                given[key] = checks[key](node)
+            else:
+                given[key] = _value(key, node, types[key])
+    faults.end()
     return given
 
 
@@ -513,8 +545,13 @@ def _locale(text: str) -> str:
 
 
 def _fields(node: Node) -> dict[str, Field]:
-    entries = _mapping("fields", node, MAX_FIELDS)
-    return {name: _field(name, line, value) for name, (line, value) in entries.items()}
+    fields: dict[str, Field] = {}
+    faults = _Faults()
+    for name, (line, value) in _mapping("fields", node, MAX_FIELDS).items():
+        with faults:
+            fields[name] = _field(name, line, value)
+    faults.end()
+    return fields
 
 
 def _field(name: str, line: int, node: Node) -> Field:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from crawler import sites
 from crawler.config import Settings
 from crawler.db.owners import Owner
 from crawler.db.store import HELD
@@ -28,6 +27,8 @@ from crawler.models import Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
 from crawler.scraping import FetchOptions
+from crawler.sites import Sites
+from crawler.sites.live import LOOK_INTERVAL_S, LiveSites
 from crawler.worker.claims import POLL_S, Claimed, Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MAX_SLOW_FACTOR, Attempts, Budgets, Capacity, Pages, Watcher
@@ -66,9 +67,11 @@ class Worker:
         watch: Watcher = lambda task, outcome: None,
         permit: Callable[[str], Permit] | None = None,
         given: FetchOptions | None = None,
+        sites: Sites | None = None,
     ) -> None:
         """`permit` makes the permit that is shared with other processes, from this one's owner id.
-        `given` is how tasks without a job are fetched."""
+        `given` is how tasks without a job are fetched. `sites` are used as long as a file of a
+        site cannot be read."""
         self._settings = settings
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = lpm.store.id
@@ -89,7 +92,7 @@ class Worker:
             self._health.complain,
             mark_large=self._owner.writes,
         )
-        known = sites.load(settings.config_dir, settings.rate)
+        known = LiveSites(settings.config_dir, settings.rate, sites)
         if permit:
             shared = permit(self._owner.id)
         else:
@@ -196,7 +199,12 @@ class Worker:
 
     async def _live(self, client: Client, ready: Future[None]) -> None:
         async with client:
-            services = (self._watchdog.run(), self._renew_permits(), self._measure_lag())
+            services = (
+                self._watchdog.run(),
+                self._renew_permits(),
+                self._measure_lag(),
+                self._watch_sites(),
+            )
             running = [asyncio.create_task(each) for each in services]
             ready.set_result(None)
             await self._finish.wait()
@@ -225,6 +233,16 @@ class Worker:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             await self._claims.run(self._claims.renew)
+
+    async def _watch_sites(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            try:
+                await self._claims.run(self._claims.look_at_sites)
+            except Exception as error:
+                if not (lack := shortage_of(error)):
+                    raise
+                self._health.note_shortage(lack)  # the next look may succeed
 
     async def _measure_lag(self) -> None:
         while True:

@@ -41,7 +41,7 @@ from crawler.resilience.permit import (
 )
 from crawler.scraping import FetchOptions, rebuild_page
 from crawler.scraping.follow import LinkFilter
-from crawler.sites import Sites
+from crawler.sites.live import LiveSites
 from crawler.worker.health import FreeSpace
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class JobCache:
     with others."""
 
     def __init__(
-        self, lpm: LocalPersistenceManager, sites: Sites, given: FetchOptions | None
+        self, lpm: LocalPersistenceManager, sites: LiveSites, given: FetchOptions | None
     ) -> None:
         self._lpm, self._sites = lpm, sites
         self._sessions = Sessions(lpm.folder / "sessions")
@@ -138,7 +138,7 @@ class Claims:
         lpm: LocalPersistenceManager,
         owner_id: str,
         permit: Permit,
-        sites: Sites,
+        sites: LiveSites,
         disk: FreeSpace,
         given: FetchOptions | None = None,
     ) -> None:
@@ -260,6 +260,10 @@ class Claims:
         if not wanted and opens_s is not None:  # all due tasks are at closed domains
             self.poll_s = min(max(opens_s, 0.005), MAX_CLOSED_POLL_S)
         return claimed, more or left or len(places) < len(wanted)
+
+    def look_at_sites(self) -> None:
+        """Read the files of sites again if they have changed."""
+        self._sites.look()
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due."""

@@ -17,7 +17,7 @@ from crawler.fetch.robots import Robots
 from crawler.models import Outcome, RateRule, Task, TaskStatus
 from crawler.scraping import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Sites
+from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claimed, Claims, Lease
 from crawler.worker.health import Health, Watchdog
 from crawler.worker.writer import SHORTAGE_WAIT_S, given_back, internal_failure
@@ -135,7 +135,7 @@ class Attempts:
         name: str,
         fetch: Fetch,
         claims: Claims,
-        sites: Sites,
+        sites: LiveSites,
         robots: Robots,
         budgets: Budgets,
         health: Health,
@@ -160,7 +160,8 @@ class Attempts:
         begun = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
         try:
             how = self._claims.jobs.known(task.job_id)
-            rule_of = partial(self._sites.rule, rate=how.options.rate)
+            known = self._sites.now  # one page has one version of its site
+            rule_of = partial(known.rule, rate=how.options.rate)
             rule = rule_of(task.domain)
             gate = RequestGate(
                 task.domain,
@@ -177,7 +178,7 @@ class Attempts:
             )
             attempt = Attempt(
                 task,
-                self._sites.of(task.url, task.platform),
+                known.of(task.url, task.platform),
                 how,
                 fetch=self._fetch,
                 gate=gate,

@@ -141,7 +141,7 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
         "gateway",
         "trouble",
     }
-    shape |= {"waits", "store", "unaccounted"}
+    shape |= {"waits", "store", "unaccounted", "config_faults"}
     assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from crawler import sites
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import PermitAnswer, PermitRequest
+from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace
 from tests.support.tasks import done, new
@@ -36,7 +36,7 @@ def make(lpm: LocalPersistenceManager, tmp_path: Path) -> Iterator[Make]:
 
     def claims(rate: str = "none", min_free: int = 0) -> Claims:
         permit = MemoryPermit("owner", 5, fresh=False)
-        known = sites.load(tmp_path / "config", rate)
+        known = LiveSites(tmp_path / "config", rate)
         own = LocalPersistenceManager(lpm.folder)
         made.append(Claims(own, "owner", permit, known, FreeSpace(lpm.folder, min_free)))
         return made[-1]
@@ -176,7 +176,7 @@ def test_a_jobs_limit_has_a_name_and_a_raised_one_counts_at_once(
     job = limited_job(lpm, "1/m")
     lpm.persist_tasks([new("http://a.example/")], job=job)
     permit = Noted("owner", 5, fresh=False)
-    known = sites.load(tmp_path / "config", None)
+    known = LiveSites(tmp_path / "config")
     own = LocalPersistenceManager(lpm.folder)
     claims = Claims(own, "owner", permit, known, FreeSpace(lpm.folder, 0))
     limit = f"{lpm.store.id}/{job.id}"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from crawler.errors import InputError
-from crawler.sites import Site, load
+from crawler.sites import Site, faults, load
 from crawler.sites.crawlfile import (
     Cursor,
     Follow,
@@ -303,3 +303,120 @@ def test_the_tables_of_the_docs_name_every_key() -> None:
     for title, struct in structs.items():
         names = set(re.findall(r"^\| `(\w+)` \|", tables[title], re.M))
         assert names == {field.name for field in msgspec.structs.fields(struct)}, title
+
+
+# start_urls.yaml
+
+
+def test_start_urls_go_before_the_sites_file(write: Write) -> None:
+    """Where a crawl begins, its limit and its times may stand in one file for all sites."""
+    folder = write(f"{HOST}start: http://a.example/old\nlimit: 9\ndelay_s: 4\ntimeout_s: 5\n")
+    before = site_of(folder)
+    (folder / "start_urls.yaml").write_text(
+        "county:\n  urls:\n    - http://a.example/new\n"
+        "    - {url: http://a.example/s, form: {values: {id: '{id}'}}}\n"
+        "  config: {limit: 7, delay: 2, timeout: 3.5}\n"
+    )
+
+    site = site_of(folder)
+
+    assert [start.url for start in site.start] == ["http://a.example/new", "http://a.example/s"]
+    assert (site.limit, site.delay_s, site.timeout_s, site.rule.interval_s) == (7, 2, 3.5, 2)
+    assert site.version != before.version
+
+
+def test_a_site_of_start_urls_needs_no_file(tmp_path: Path) -> None:
+    """It has the hosts of its URLs; a bare list or a single URL is enough."""
+    (tmp_path / "start_urls.yaml").write_text(
+        "imot.bg:\n  - http://www.imot.example/a\n  - http://imot.example/\n"
+        "other: http://other.example/\nnone:\n"
+    )
+
+    sites = load(tmp_path)
+
+    assert sites.names == ["imot.bg", "other"]
+    assert site_of(tmp_path, "imot.bg").hosts == ("www.imot.example", "imot.example")
+    assert sites.of("http://imot.example/x").name == "imot.bg"
+
+
+def test_config_alone_changes_a_site_with_a_file(write: Write) -> None:
+    """Its starts stay those of the file."""
+    folder = write("start: http://a.example/\n")
+    (folder / "start_urls.yaml").write_text("county: {config: {limit: 3}}\n")
+
+    assert (site_of(folder).limit, site_of(folder).start[0].url) == (3, "http://a.example/")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("county:\n  - http://b.example/", 1, "the host of start, b.example, is not among hosts"),
+        ("county:\n  urls:\n    - http://b.example/", 2, "b.example, is not among hosts"),
+        ("city:\n  - http://b.example/\n  - b.example", 3, "city: not a URL"),
+        ("city:\n  - http://a.example/", None, "the host a.example belongs to"),
+        ("City: http://b.example/", 1, "the name of a site consists of"),
+        ("default: http://b.example/", 1, "what holds for all sites is in scraping_defaults"),
+        ("city:\n  config: {limit: 3}", 2, "city has no file of its own, and no urls here"),
+        ("city:\n  url: http://b.example/", 2, "no key 'url' in city; did you mean urls?"),
+        ("county:\n  config:\n    delay_s: 3", 3, "no key 'delay_s' in config; did you mean del"),
+        ("county:\n  config:\n    limit: none", 3, "limit must be a whole number of at least 1"),
+        ("county:\n  config:\n    delay: -1", 3, "delay must be a number from 0 to 86400"),
+        ("county: http://a.example/\ncounty: http://a.example/", 2, "'county' is here again"),
+        ("- http://a.example/", 1, "must consist of lines such as"),
+        ("county: [", 1, "not YAML"),
+    ],
+)
+def test_what_start_urls_cannot_mean_is_refused_with_its_place(
+    write: Write, text: str, line: int | None, reason: str
+) -> None:
+    """The file is named, not that of the site that it changes."""
+    folder = write(HOST)
+    (folder / "start_urls.yaml").write_text(text)
+
+    with pytest.raises(InputError) as caught:
+        load(folder)
+
+    assert Path(caught.value.path).name == "start_urls.yaml"
+    assert (caught.value.line, reason in caught.value.reason) == (line, True), caught.value
+
+
+def test_all_faults_of_all_files_are_found_at_once(write: Write) -> None:
+    """One look is enough to put everything right, with the line of each; and then comes what is
+    wrong between files."""
+    folder = write(
+        "hosts: a b\nrat: 1/s\nfields:\n  x: {typ: date}\n  y: {css: 'a['}\nfollow:\n"
+        "  - {css: a, limit: 0, role: x}\n  - {}\npages: [{regex: '('}, {role: index}]\n"
+        "use_llm: true\n"
+    )
+    (folder / "scraping_defaults.yaml").write_text("hosts: a.example\nlimit: 0\n")
+    (folder / "start_urls.yaml").write_text("a:\n- x\n- y\nb: {urls: z, config: {x: 1}}\n")
+    for name in ("one", "two"):
+        (folder / "sites" / f"{name}.yaml").write_text("hosts: same.example\n")
+
+    found = [(Path(fault.path).name, fault.line) for fault in faults(folder)]
+
+    assert [line for name, line in found if name == "scraping_defaults.yaml"] == [1, 2]
+    assert [line for name, line in found if name == "start_urls.yaml"] == [2, 3, 4, 4]
+    lines = [line for name, line in found if name == "county.yaml"]
+    assert lines == [1, 2, 4, 5, 7, 7, 8, 9, 9, 10]
+    assert found[-1] == ("two.yaml", 1)
+
+
+def test_a_folder_without_faults_has_none(write: Write) -> None:
+    """What can be loaded has no fault."""
+    assert faults(write(HOST)) == []
+
+
+def test_the_start_urls_of_the_docs_can_be_loaded(write: Write) -> None:
+    """The example of docs/SITES.md says what its text says."""
+    page = (ROOT / "docs" / "SITES.md").read_text()
+    [example] = re.findall(r"<!-- start_urls.yaml -->\n```yaml\n(.*?)^```", page, re.M | re.S)
+    folder = write("hosts: www.county.example\n")
+    (folder / "start_urls.yaml").write_text(example)
+
+    assert (site_of(folder).limit, site_of(folder).delay_s, site_of(folder).timeout_s) == (
+        500,
+        2,
+        30,
+    )
+    assert site_of(folder, "imot.bg").hosts == ("www.imot.example",)

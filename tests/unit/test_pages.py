@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from crawler import sites
 from crawler.db import owners
 from crawler.db.store import HELD
 from crawler.errors import FetchError
@@ -18,6 +17,7 @@ from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, TaskStatus
 from crawler.resilience.memory import MemoryPermit
+from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MIN_PAGES, Attempts, Budgets, Capacity, Pages
@@ -68,7 +68,7 @@ class Process:
     def __init__(self, folder: Path, rate: str = "none") -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.owner = owners.Owner(self.lpm.owners, "worker", slots=1)
-        known, memory, disk = sites.load(folder / "none", rate), Memory(), FreeSpace(folder, 0)
+        known, memory, disk = LiveSites(folder / "none", rate), Memory(), FreeSpace(folder, 0)
         store = LocalPersistenceManager(folder)
         permit = MemoryPermit(self.owner.id, 5, fresh=False)
         self.claims = Claims(store, self.owner.id, permit, known, disk)
@@ -104,8 +104,8 @@ class Process:
 
         def store(outcome: Outcome) -> None:
             outcomes.append(outcome)
-            self.lpm.save_result(outcome)
-            asyncio.get_running_loop().call_soon(pages.committed, [outcome])
+            live = self.lpm.save_result(outcome)
+            asyncio.get_running_loop().call_soon(pages.committed, [outcome], live)
 
         pages = Pages(
             self.attempts,

@@ -712,17 +712,6 @@ def test_what_is_no_file_is_refused(write: Write) -> None:
     assert "cannot be read" in refusal(folder).reason
 
 
-def test_a_file_of_a_feature_that_is_missing_is_refused(write: Write) -> None:
-    """A file that the requirements name, and that nothing reads yet, is not passed over in
-    silence."""
-    folder = write()
-    (folder / "start_urls.yaml").write_text("county:\n  - http://county.example/list\n")
-
-    assert (
-        "is not in force yet: this version has no crawls of whole sites" in refusal(folder).reason
-    )
-
-
 @pytest.mark.parametrize("value", [f"{SECRET}\\n", f"{SECRET}\\u0001", SECRET * 1000])
 def test_the_values_of_headers_are_never_shown(write: Write, value: str) -> None:
     """Neither in an error nor in a site's representation."""

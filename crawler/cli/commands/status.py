@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from datetime import tzinfo
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     facts |= {"pids": _pids(settings), "trouble": _troubles(settings)}
     facts |= {"disk": _disk(settings), "redis": _redis(settings)}
+    facts["config_faults"] = _config_faults(settings)
     return facts
 
 
@@ -234,6 +236,21 @@ def _troubles(settings: Settings) -> dict[str, str]:
     """Return what stops each living process from working, by pid."""
     notes = owners.living(_owners(settings))
     return {str(note.about.get("pid", note.id)): note.trouble for note in notes if note.trouble}
+
+
+def _config_faults(settings: Settings) -> list[str]:
+    from crawler.sites.live import state_of
+
+    folder = settings.config_dir
+    return _faults_of(folder, settings.rate, state_of(folder))
+
+
+@lru_cache(maxsize=1)
+def _faults_of(folder: Path, rate: str | None, _state: object) -> list[str]:
+    """Read the files only when they change: a screen asks every second."""
+    from crawler import sites
+
+    return [str(fault) for fault in sites.faults(folder, rate)]
 
 
 def _stopped_processes(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
@@ -358,6 +375,8 @@ def system_lines(facts: dict[str, Any]) -> list[str]:
     lines = delivery_lines(facts)
     for pid, text in facts["trouble"].items():
         lines.append(f"process {pid} claims nothing: {printable(text)}")
+    for fault in facts["config_faults"]:
+        lines.append(f"{printable(fault)}; workers go on with the files as they were before")
     for stopped in facts["pids"]["still"]:
         pid = stopped["pid"]
         remedy = f"kill -CONT {pid} wakes it, kill -9 {pid} ends it"

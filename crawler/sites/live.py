@@ -1,0 +1,108 @@
+"""The sites of a running process: read again when a file of `config/` changes."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from crawler.errors import InputError
+from crawler.models import RateRule
+from crawler.sites import DEFAULTS, START_URLS, Site, Sites, load
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+
+_File = tuple[str, int, int, int]
+"""The name of a file, and its time, size and inode: a file that changes has others."""
+
+
+class LiveSites:
+    """The sites as they are in the folder, or as they last were without a fault.
+
+    `look` may be called on one thread only; all else on any.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rate: str | None = None,
+        fallback: Sites | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the files; if one is broken, `fallback` is used, and without it that is raised."""
+        self._folder, self._rate, self._clock = folder, rate, clock
+        self.problem = ""
+        """Why the files cannot be read as they are now."""
+        # Before they are read: they may change meanwhile.
+        self._read = self._seen = state_of(folder)
+        self._looked_at = clock()
+        try:
+            self.now = load(folder, rate)
+        except InputError as error:
+            if fallback is None:
+                raise
+            self.now = fallback
+            self._note(str(error))
+
+    def of(self, url: str, platform: str | None = None) -> Site:
+        """Return the site of a URL's host, else that of the task's platform."""
+        return self.now.of(url, platform)
+
+    def rule(self, domain: str, rate: str | None = None) -> RateRule:
+        """Return the limits of a registrable domain."""
+        return self.now.rule(domain, rate)
+
+    def limit_per(self, domain: str) -> str:
+        """Say whether the limits hold per `domain` or per `ip`."""
+        return self.now.limit_per(domain)
+
+    def look(self) -> None:
+        """Read the files again if they have changed; looks at the folder once a second at most.
+
+        They must be the same at two looks: an editor may still be writing.
+        """
+        now = self._clock()
+        if now - self._looked_at < LOOK_INTERVAL_S:
+            return
+        self._looked_at = now
+        before, self._seen = self._seen, state_of(self._folder)
+        if self._seen == before != self._read:
+            self._read = self._seen
+            self._load()
+
+    def _load(self) -> None:
+        if not self._folder.is_dir():
+            self._note(f"{self._folder}: the folder is gone")
+            return
+        try:
+            self.now = load(self._folder, self._rate)
+        except InputError as error:
+            self._note(str(error))
+            return
+        self.problem = ""
+        log.info("the files in %s have changed and were read again", self._folder)
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+        log.warning("%s; pages are still fetched with the files as they were before", problem)
+
+
+def state_of(folder: Path) -> tuple[_File, ...]:
+    """Return the state of all files of a folder: it is another one when one of them changes."""
+    paths = [folder / name for name in (DEFAULTS, START_URLS)]
+    try:
+        with os.scandir(folder / "sites") as entries:
+            names = [entry.name for entry in entries if entry.name.endswith((".yaml", ".yml"))]
+    except OSError:
+        names = []
+    return tuple(map(_file, [*paths, *(folder / "sites" / name for name in sorted(names))]))
+
+
+def _file(path: Path) -> _File:
+    try:
+        status = path.stat()
+    except OSError:
+        return path.name, 0, 0, 0
+    return path.name, status.st_mtime_ns, status.st_size, status.st_ino
