@@ -84,6 +84,9 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     assert (found[f"{portal.url}/search"], found[f"{portal.url}/list"]) == (4, 4)
     finals = {result["final_url"] for result in folder.results() if "/search" in result["url"]}
     assert finals == {f"{portal.url}/results"}
+    # Each further page is one request, in whichever process.
+    assert Counter(portal.paths("GET"))["/search"] == portal.paths().count("/find") == 1
+    assert portal.paths("POST").count("/results") == 3
 
 
 def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:

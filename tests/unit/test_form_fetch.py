@@ -244,6 +244,30 @@ def test_the_next_page_of_a_list_by_cookie() -> None:
     assert "Ada, 1, Търси: page 3" in third.page.body.decode()
 
 
+def test_another_process_continues_a_list_with_its_cookies(tmp_path: Path) -> None:
+    """They are in a file of the job, which only its owner may read."""
+    given = FormTask(values={"owner": "Ada"})
+    first_process, second_process = (Sessions(tmp_path).of("job") for _ in range(2))
+    with Portal(items=35) as portal:
+        first = fetch(portal, "/search", given, first_process)
+        second_task = following(first, given)
+        assert second_task is not None
+        first_process.store_branch(first.session)
+        portal.heard.clear()
+        second = fetch(portal, "/search", second_task, second_process, 2)
+        assert portal.paths() == ["/results"]
+        assert "Ada, 1, Търси: page 2" in second.page.body.decode()
+    [file] = tmp_path.glob("*.cookies")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    file.write_bytes(b"{")
+    with Portal(items=35) as portal:
+        third_process = Sessions(tmp_path).of("job")
+        again = fetch(portal, "/search", second_task, third_process, 2)
+        assert portal.paths() == ["/search", "/find", "/results", "/results"]
+    assert second.page.body == again.page.body
+
+
 def test_a_large_state_is_not_kept() -> None:
     """The list is read again from its first page, up to a maximum."""
     budget = Budget()
