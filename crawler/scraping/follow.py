@@ -12,10 +12,11 @@ from crawler.fetch.budget import Budget
 from crawler.models import CrawlOptions, LeftOut, Link, Page, Role, Task
 from crawler.scraping import scope
 from crawler.scraping.scope import OUT, Scope
-from crawler.sites import Site, links, structured
+from crawler.sites import Site, links, scrapers, structured
 from crawler.sites.forms import Forms, next_task
-from crawler.sites.links import FoundLinks
+from crawler.sites.links import FoundLink, FoundLinks
 from crawler.sites.live import LiveSites
+from crawler.sites.page_view import PageView
 from crawler.sites.sitemaps import Sitemap
 from crawler.urls import Address, parse, split
 
@@ -168,7 +169,8 @@ class LinkFinder(NamedTuple):
     def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
         """Return the tasks for the links of an HTML page."""
         crc32 = self.task.list_crc32
-        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget)
+        own = self._of_class(PageView(self.site, page, self.budget, html, tree))
+        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget, own)
         followed = self.filter.follow(self.task, found, self.budget)
         if found.postbacks:
             return self._with_postbacks(followed, found, tree, page)
@@ -205,8 +207,15 @@ class LinkFinder(NamedTuple):
     def in_json(self, body: bytes, page: Page) -> Followed:
         """Return the tasks for the links of a JSON answer."""
         crc32 = self.task.list_crc32
-        found = links.in_json(body, page, self.site, self.role, crc32, self.budget)
+        own = self._of_class(PageView(self.site, page, self.budget, body))
+        found = links.in_json(body, page, self.site, self.role, crc32, self.budget, own)
         return self.filter.follow(self.task, found, self.budget)
+
+    def _of_class(self, view: PageView) -> list[FoundLink] | None:
+        """Return the links that the site's class finds, if it is to find them."""
+        if not scrapers.finds_links(self.site, self.role):
+            return None
+        return [FoundLink(url, Role(role)) for url, role in scrapers.links(view)]
 
 
 def origin_of(url: str) -> str:

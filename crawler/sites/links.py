@@ -57,9 +57,10 @@ def in_html(
     role: Role,
     previous_list: int | None,
     budget: Budget,
+    own: list[FoundLink] | None = None,
 ) -> FoundLinks:
     """Return the links of an HTML page. `previous_list` is the checksum of the links on the list's
-    page before this one."""
+    page before this one; `own` are the links that the site's class found instead of its rules."""
     base = structured.base_of(tree, page.final_url)
     if role is Role.FILE:
         return FoundLinks(base, [])
@@ -68,14 +69,20 @@ def in_html(
         count = len(found.all)
         left_out = (LeftOut("nofollow", count, page.final_url),) * bool(count)
         return FoundLinks(base, [], left_out)
-    links = list(_by_rules(found, site, role))
+    links = list(_by_rules(found, site, role)) if own is None else own
     following, refused = _next_pages(found, site, role, page.final_url, links, previous_list)
     postbacks = tuple(_postbacks(found, site, role, links, previous_list))
     return _bounded(base, links + following, refused)._replace(postbacks=postbacks)
 
 
 def in_json(
-    body: bytes, page: Page, site: Site, role: Role, previous_list: int | None, budget: Budget
+    body: bytes,
+    page: Page,
+    site: Site,
+    role: Role,
+    previous_list: int | None,
+    budget: Budget,
+    own: list[FoundLink] | None = None,
 ) -> FoundLinks:
     """Return the links of a JSON answer: texts that the site's rules name, and its cursor."""
     base = page.final_url
@@ -84,7 +91,9 @@ def in_json(
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return FoundLinks(base, [])
     found = _Json(value, base, budget)
-    links = list(_by_rules(found, site, role)) if site.follow else []
+    links = own or []
+    if own is None and site.follow:
+        links = list(_by_rules(found, site, role))
     following, refused = _next_pages(found, site, role, base, links, previous_list)
     return _bounded(base, links + following, refused)
 
