@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from crawler import urls
 from crawler.bulk import Secrets
+from crawler.bulk.rows import Reject, read_fields
 from crawler.config import Settings
-from crawler.errors import UrlError, UsageError
+from crawler.errors import InputError, UrlError, UsageError
 from crawler.fetch.session import Session
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import CrawlOptions, Job, JobOptions, Link, Role
@@ -30,6 +32,8 @@ class Plan(msgspec.Struct, frozen=True):
     name: str
     credentials: list[tuple[str, str]]
     """User names and passwords of the URLs, by origin."""
+    notes: list[str] = []
+    """What of the sites' files is left out, and why."""
 
 
 def plan(
@@ -58,7 +62,24 @@ def plan(
         except ValueError as error:
             raise UsageError(f"{text!r}: {error}") from None
     how = msgspec.structs.replace(options, crawl=crawl)
-    return Plan(how, begun.starts, begun.name, begun.credentials)
+    if begun.notes and not begun.starts:
+        raise UsageError(begun.notes[0])
+    return Plan(how, begun.starts, begun.name, begun.credentials, begun.notes)
+
+
+def read_rows(path: Path, known: Sites, given: Iterable[str]) -> list[Row]:
+    """Read the rows for the forms of the named sites; raises `InputError` at the first bad one."""
+    named = (known.named(name) for name in given)
+    forms = (start.form for site in named if site for start in site.start)
+    columns = frozenset(column for form in forms if form for column in form.columns)
+    if not columns:
+        raise UsageError("--rows: no start has a form that takes values from columns")
+    found: list[Row] = []
+    for row in read_fields(path, columns):
+        if isinstance(row, Reject):
+            raise InputError(str(path), row.reason, row.line, row.item)
+        found.append(row.fields)
+    return found
 
 
 def begin(
@@ -107,6 +128,7 @@ class _Beginning:
         self.starts: list[tuple[Link, Row]] = []
         self.hosts: list[str] = []
         self.credentials: list[tuple[str, str]] = []
+        self.notes: list[str] = []
 
     def add(self, text: str, subdomains: bool) -> None:
         """Add the starts of a URL or of a site."""
@@ -153,8 +175,8 @@ class _Beginning:
         if form.columns:
             rows = self._rows
             if not rows:
-                needed = f"a form of the site {site.name} needs the columns"
-                raise UsageError(f"{needed} {', '.join(form.columns)}: give them with --rows FILE")
+                needed = f"needs the columns {', '.join(form.columns)}: give them with --rows FILE"
+                self.notes.append(f"{site.name}: the form at {url} is left out; it {needed}")
         for number, row in enumerate(rows, 1):
             values = {str(name).strip().lower(): value for name, value in row.items()}
             try:

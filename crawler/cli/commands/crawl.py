@@ -1,5 +1,6 @@
 """`crawl`: follow the links of sites."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
     help="Read sitemaps beside following links, not at all, or instead of it (default: include; "
     "for a site by name: those in its file).",
 )
+@click.option(
+    "--rows",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Submit the forms of a site's file once for each row of this CSV, JSON or Excel file.",
+)
 @click.option("--subdomains", is_flag=True, help="Follow links to hosts below a start's, too.")
 @click.option("--job", "job_name", callback=check_job_name, help="Name of the job.")
 @click.option(
@@ -73,6 +80,7 @@ def crawl(
     exclude: tuple[str, ...],
     limit: int,
     sitemap: str | None,
+    rows: Path | None,
     subdomains: bool,
     job_name: str | None,
     deadline: float | None,
@@ -92,13 +100,14 @@ def crawl(
     Example:
       python -m crawler crawl https://example.com/ --depth 3 --exclude '/login'
       python -m crawler crawl https://example.com/ --sitemap only --include '/listing/'
-      python -m crawler crawl county
+      python -m crawler crawl county --rows parcels.csv --secrets county-secrets.txt
     """
     from crawler import crawls
 
     settings = config.load()
+    known = sites.load(settings.config_dir, settings.rate)
     begun = crawls.plan(
-        sites.load(settings.config_dir, settings.rate),
+        known,
         starts,
         JobOptions(rate=rate, ignore_robots=ignore_robots),
         subdomains=subdomains,
@@ -107,7 +116,10 @@ def crawl(
         exclude=exclude,
         limit=limit,
         sitemap=sitemap,
+        rows=crawls.read_rows(rows, known, starts) if rows else (),
     )
+    for note in begun.notes:
+        say(note)
     job, added = crawls.begin(
         settings, begun, job_name=job_name, queue=queue, deadline=deadline, session=session
     )
