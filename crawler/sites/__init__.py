@@ -129,6 +129,11 @@ class Sites:
         return self._named.get(name, self._default).places
 
     @property
+    def classes(self) -> list[scrapers.Source]:
+        """The classes of the sites that have one."""
+        return [each.site.scraper for each in self._named.values() if each.site.scraper]
+
+    @property
     def templates(self) -> list[str]:
         """The names of the sites that make a URL of a row's columns."""
         return [name for name, each in self._named.items() if each.site.url_template]
@@ -205,8 +210,11 @@ def built_in(rate: str | None = None) -> Sites:
     return Sites(_Described(site, {}, Path(DEFAULTS), {}), [])
 
 
-def faults(folder: Path, rate: str | None = None) -> list[InputError]:
-    """Return all that is wrong in each file, and then between those that can be read."""
+def faults(folder: Path, rate: str | None = None, run: bool = False) -> list[InputError]:
+    """Return all that is wrong in each file, and then between those that can be read.
+
+    With `run`, the files of classes are run, too: they may fail, or never end.
+    """
     found: list[InputError] = []
 
     def note(error: InputError) -> None:
@@ -219,7 +227,7 @@ def faults(folder: Path, rate: str | None = None) -> list[InputError]:
         note(error)
     for each in described[1]:
         try:
-            if each.site.scraper:
+            if run and each.site.scraper:
                 scrapers.instance_of(each.site.scraper)
         except InputError as error:
             note(error)

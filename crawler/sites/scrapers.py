@@ -10,11 +10,11 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
-from importlib import import_module
+from importlib import import_module, reload
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import islice
@@ -232,12 +232,22 @@ def _value(path: str, key: str, given: ast.expr, depth: int = 0) -> Node:
 
 _instances: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
+_loaded: dict[str, Source] = {}
+"""The first version of each class that this process has run."""
 _told_faults: set[str] = set()
 
 
 def is_loaded(source: Source) -> bool:
-    """Say whether this process has run the file of a class."""
+    """Say whether this process has run the file of a class, in this version."""
     return (source.path, source.version) in _instances
+
+
+def were_replaced(sources: Iterable[Source]) -> bool:
+    """Say whether this process has run another version of one of these classes."""
+    return any(
+        source.path in _loaded and _loaded[source.path].version != source.version
+        for source in sources
+    )
 
 
 def instance_of(source: Source) -> Any:
@@ -247,6 +257,7 @@ def instance_of(source: Source) -> Any:
         if not is_loaded(source):
             try:
                 _instances[source.path, source.version] = _instance(source)
+                _loaded.setdefault(source.path, source)
             except InputError as error:
                 if str(error) not in _told_faults:
                     _told_faults.add(str(error))
@@ -257,7 +268,7 @@ def instance_of(source: Source) -> Any:
 
 def _instance(source: Source) -> Any:
     try:
-        module = import_module(source.module) if source.module else _run(source)
+        module = _imported(source.module) if source.module else _run(source)
         vars(module).setdefault("print", _print)
         made = getattr(module, source.class_name)()
     except BaseException as error:
@@ -270,6 +281,13 @@ def _instance(source: Source) -> Any:
     if not any(callable(getattr(made, name, None)) for name in METHODS):
         raise InputError(source.path, f"{source.class_name} has no {' and no '.join(METHODS)}")
     return made
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module of an installed package; run it again if an older version was."""
+    if name in sys.modules and any(source.module == name for source in _loaded.values()):
+        return reload(sys.modules[name])
+    return import_module(name)
 
 
 def _run(source: Source) -> ModuleType:
@@ -295,18 +313,25 @@ class _SharedFinder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.found: set[str] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the module's spec, as the import system asks for it."""
         file = str(self.folder / f"{name}.py")
         if path is not None or not name.startswith("_") or not Path(file).is_file():
             return None
+        self.found.add(name)
         return spec_from_file_location(name, file, loader=_Uncached(name, file))
 
 
 def _find_shared(folder: Path) -> None:
-    known = [finder for finder in sys.meta_path if isinstance(finder, _SharedFinder)]
-    if not any(finder.folder == folder for finder in known):
+    """Let files import those that they share, as these are now."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _SharedFinder)]
+    for finder in finders:
+        for name in finder.found:
+            sys.modules.pop(name, None)
+        finder.found.clear()
+    if not any(finder.folder == folder for finder in finders):
         sys.meta_path.append(_SharedFinder(folder))
 
 
