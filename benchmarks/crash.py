@@ -1,7 +1,7 @@
 """The crash drill beside the peers: everything is killed in the middle of a crawl, and the same
-command given again.
+command given again. Once with a list of URLs, and once with one URL whose links are followed.
 
-Example: python -m benchmarks.crash --only crawler,scrapy
+Example: python -m benchmarks.crash --part links --only crawler,scrapy
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +26,15 @@ from benchmarks import measure, report, site
 from benchmarks.contestants.store import rows
 from benchmarks.contestants.valkey import valkey
 from benchmarks.speed import PEERS, WORK
+from tests.support.graph import Graph
 
-PAGES, KILL_AT = 300, 120
+PAGES, KILL_AT = 300, (120,)
+"""Pages given as a list, and after how many of them everything is killed."""
+NODES, KILL_NODES_AT = 2_000, (300, 600, 900, 1_200, 1_500)
+"""Pages of the link graph, and after how many different ones everything is killed."""
 LATENCY_S = 0.05, 0.15
 LIMIT_S = 180.0
-"""What takes longer is taken as not to end."""
+"""A run that takes longer counts as one that does not end."""
 FOLDER = WORK / "crash"
 
 
@@ -45,7 +49,7 @@ class Contestant(NamedTuple):
     """It gets one that is not killed."""
 
 
-CONTESTANTS = {
+LISTED = {
     "crawler": Contestant("**crawler** `run`; its Redis is killed, too", ""),
     "scrapy": Contestant(
         "Scrapy, JOBDIR, addresses through its filter of duplicates", "scrapy_shipped",
@@ -69,15 +73,55 @@ CONTESTANTS = {
         "naive_celery", {"children": 8, "patience_s": 20}, redis=True,
     ),
 }  # fmt: skip
+LINKED = {
+    "crawler": Contestant("**crawler** `crawl`; its Redis is killed, too", ""),
+    "scrapy": Contestant(
+        "Scrapy, JOBDIR", "scrapy_shipped",
+        {"requests": 16, "every": 1, "jobdir": True, "follow": True},
+    ),
+    "scrapy-redis": Contestant(
+        "scrapy-redis, SCHEDULER_PERSIST; Redis lives on", "scrapy_redis",
+        {"requests": 16, "every": 1, "follow": True}, redis=True
+    ),
+    "crawlee": Contestant(
+        "Crawlee, disk, not purged at start", "crawlee_crawl",
+        {"storage": "disk", "requests": 16, "every": 1, "keep": True, "follow": True},
+    ),
+}  # fmt: skip
+
+
+class Part(NamedTuple):
+    """What is crawled, by whom, and when it is killed."""
+
+    contestants: Mapping[str, Contestant]
+    bodies: Callable[[], dict[str, bytes]]
+    kill_at: Sequence[int]
+    starts: int | None
+    """URLs that the command gets: the first ones, or all."""
+
+
+def _listed_pages() -> dict[str, bytes]:
+    return {f"/pages/{n:05d}.html": site.page(n, PAGES).encode() for n in range(PAGES)}
+
+
+def _linked_pages() -> dict[str, bytes]:
+    graph = Graph(NODES)
+    return {graph.path(n): graph.body(n) for n in range(NODES)}
+
+
+PARTS = {
+    "list": Part(LISTED, _listed_pages, KILL_AT, None),
+    "links": Part(LINKED, _linked_pages, KILL_NODES_AT, 1),
+}
 
 
 class Server:
     """Pages with some latency, and how often each was asked for."""
 
-    def __init__(self) -> None:
-        self._bodies = {f"/pages/{n:05d}.html": site.page(n, PAGES).encode() for n in range(PAGES)}
+    def __init__(self, bodies: dict[str, bytes]) -> None:
+        self._bodies = bodies
         self.asked = Counter[str]()
-        self.answered = 0
+        self.answered = set[str]()
         self.urls = list[str]()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +134,7 @@ class Server:
                 else:
                     self.asked[path] += 1
                     await asyncio.sleep(random.uniform(*LATENCY_S))
-                    self.answered += 1
+                    self.answered.add(path)
                 head = (
                     f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                     "\r\n"
@@ -109,9 +153,10 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(bodies: dict[str, bytes]) -> Iterator[Server]:
     """A server in a thread of its own."""
-    server, up, loop, stop = Server(), threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+    server, up = Server(bodies), threading.Event()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.run(up, stop)))
     thread.start()
     up.wait()
@@ -122,24 +167,20 @@ def serving() -> Iterator[Server]:
         thread.join()
 
 
+def command(urls: Path) -> list[str]:
+    """The product's own command: a list is run, a single URL is crawled."""
+    given = urls.read_text().split()
+    return ["run", str(urls)] if len(given) > 1 else ["crawl", *given, "--job", "crash"]
+
+
 @contextmanager
 def running(who: Contestant, urls: Path, redis: str | None) -> Iterator["subprocess.Popen[str]"]:
     """The command; whatever is left of it in the end is killed."""
     if who.module:
         argv = [str(PEERS), "-m", f"benchmarks.contestants.{who.module}"]
     else:
-        argv = [
-            sys.executable,
-            "-m",
-            "crawler",
-            "run",
-            str(urls),
-            "--rate",
-            "none",
-            "--workers",
-            "2",
-        ]
-        argv += ["--data-dir", str(FOLDER / "data")]
+        argv = [sys.executable, "-m", "crawler", *command(urls)]
+        argv += ["--rate", "none", "--workers", "2", "--data-dir", str(FOLDER / "data")]
     with (WORK / "crash.log").open("ab") as log:
         process = subprocess.Popen(
             argv, cwd=measure.ROOT, env={**os.environ, "CRAWLER_PAGES": "8"}, text=True,
@@ -183,65 +224,83 @@ def stored(who: Contestant) -> set[str]:
     }
 
 
-def drill(who: Contestant, redis: str | None) -> tuple[int, int, str, float]:
-    """Missing, fetched twice, the second run's exit code, and its seconds."""
+class Score(NamedTuple):
+    """What came of a drill."""
+
+    missing: int
+    twice: int
+    kills: int
+    """Fewer than planned where the program had ended by itself, with pages missing."""
+    code: str
+    """The last run's exit code."""
+    seconds: float
+    """The time of the last run."""
+
+
+def drill(part: Part, who: Contestant, redis: str | None) -> Score:
+    """Kill, and give the same command again, until all kills are made; then let it end."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    with serving() as server:
+    with serving(part.bodies()) as server:
         urls = FOLDER / "urls.txt"
-        urls.write_text("\n".join(server.urls) + "\n")
-        with running(who, urls, redis) as process:
-            end = time.monotonic() + LIMIT_S
-            while server.answered < KILL_AT:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise SystemExit(
-                        f"crash: {who.title} ended before it was killed; see {WORK / 'crash.log'}"
-                    )
-                time.sleep(0.005)
+        urls.write_text("\n".join(server.urls[: part.starts]) + "\n")
+        kills = 0
+        for count in part.kill_at:
+            with running(who, urls, redis) as process:
+                if not _reaches(server, count, process):
+                    break
+            kills += 1
+        if not kills:
+            log = WORK / "crash.log"
+            raise SystemExit(f"crash: {who.title} ended before it was killed; see {log}")
         began = time.monotonic()
         with running(who, urls, redis) as process:
             try:
                 code = str(process.wait(LIMIT_S))
             except subprocess.TimeoutExpired:
                 code = "does not end"
-        took = time.monotonic() - began
+        seconds = time.monotonic() - began
         missing = len(set(server.urls) - stored(who))
-        return missing, sum(server.asked.values()) - len(server.asked), code, took
+        twice = sum(server.asked.values()) - len(server.asked)
+        return Score(missing, twice, kills, code, seconds)
 
 
-def main() -> None:
-    """Kill each, count, report."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument(
-        "--only", default="", help="names, as crawler,crawlee; then nothing is written"
-    )
-    only = [name for name in options.parse_args().only.split(",") if name]
-    if unknown := set(only) - set(CONTESTANTS):
-        options.error(f"there is no {', '.join(sorted(unknown))}")
-    if not PEERS.exists():
-        raise SystemExit("crash: the peers are not installed; run: sh benchmarks/run crash")
-    (WORK / "crash.log").unlink(missing_ok=True)
-    lines = []
-    for name, who in CONTESTANTS.items():
-        if not only or name in only:
-            if who.redis:
-                (WORK / "valkey").mkdir(exist_ok=True)
-                with valkey(WORK / "valkey") as url:
-                    score = drill(who, url)
-                shutil.rmtree(WORK / "valkey")
-            else:
-                score = drill(who, None)
-            lines.append((who.title, *score[:3], f"{score[3]:.0f}"))
-            print(json.dumps([name, *score]), file=sys.stderr, flush=True)
-    text = "\n\n".join(
+def _reaches(server: Server, count: int, process: "subprocess.Popen[str]") -> bool:
+    """Wait until so many different pages were answered; False if the program ends before."""
+    end = time.monotonic() + LIMIT_S
+    while len(server.answered) < count:
+        if process.poll() is not None or time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def scores(part: Part, only: Sequence[str]) -> list[tuple[str, Score]]:
+    """The title and the score of each contestant."""
+    found = []
+    for name, who in part.contestants.items():
+        if only and name not in only:
+            continue
+        if who.redis:
+            (WORK / "valkey").mkdir(exist_ok=True)
+            with valkey(WORK / "valkey") as url:
+                score = drill(part, who, url)
+            shutil.rmtree(WORK / "valkey")
+        else:
+            score = drill(part, who, None)
+        found.append((who.title, score))
+        print(json.dumps([name, *score]), file=sys.stderr, flush=True)
+    return found
+
+
+def listed(found: Sequence[tuple[str, Score]]) -> str:
+    """The report of the part `list`."""
+    lines = [(title, it.missing, it.twice, it.code, f"{it.seconds:.0f}") for title, it in found]
+    return "\n\n".join(
         (
-            "## Killed in the middle",
-            report.machine(PEERS),
             f"{PAGES} pages with a latency of {LATENCY_S[0] * 1000:.0f} to "
             f"{LATENCY_S[1] * 1000:.0f} ms, 16 in flight (the Celery task: 8 children); SIGKILL "
-            f"for all processes at page {KILL_AT}, then the same command again. Missing: pages "
+            f"for all processes at page {KILL_AT[0]}, then the same command again. Missing: pages "
             "without a committed row in the end. Fetched twice: what the server was asked for "
             "beyond once a page. The peers commit every page at once.",
             report.table(
@@ -249,8 +308,50 @@ def main() -> None:
             ),
         )
     )
+
+
+def linked(found: Sequence[tuple[str, Score]]) -> str:
+    """The report of the part `links`."""
+    lines = [
+        (title, it.missing, it.twice, it.kills, it.code, f"{it.seconds:.0f}") for title, it in found
+    ]
+    return "\n\n".join(
+        (
+            f"The same with links: {NODES:,} pages of which each links to ten others, from one "
+            f"start URL, with {len(KILL_NODES_AT)} kills, at pages "
+            f"{', '.join(f'{count:,}' for count in KILL_NODES_AT)}. Fewer kills: the program had "
+            "ended by itself before, as if it were done.",
+            report.table(
+                ("", f"missing of {NODES:,}", "fetched twice", "kills", "exit code", "last run, s"),
+                lines,
+            ),
+        )
+    )
+
+
+def main() -> None:
+    """Kill each, count, report."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--part", choices=list(PARTS), help="then nothing is written")
+    options.add_argument(
+        "--only", default="", help="names, as crawler,crawlee; then nothing is written"
+    )
+    given = options.parse_args()
+    only = [name for name in given.only.split(",") if name]
+    if unknown := set(only) - set(LISTED):
+        options.error(f"there is no {', '.join(sorted(unknown))}")
+    if not PEERS.exists():
+        raise SystemExit("crash: the peers are not installed; run: sh benchmarks/run crash")
+    (WORK / "crash.log").unlink(missing_ok=True)
+    texts = ["## Killed in the middle", report.machine(PEERS)]
+    for name, written in (("list", listed), ("links", linked)):
+        if given.part in (None, name):
+            texts.append(written(scores(PARTS[name], only)))
+    text = "\n\n".join(texts)
     print(text)
-    if not only:
+    if not only and not given.part:
         report.section("crash", text)
 
 

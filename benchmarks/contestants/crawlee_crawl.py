@@ -3,7 +3,8 @@ fastest of its clients.
 
 `storage` is where its request queue is kept: `memory` or `disk`. `requests` are in flight, always:
 its own scaling would begin lower and go back at 95 % CPU. One process, because its queues are;
-`processes` share the addresses. With `keep` it does not empty its storage when it starts.
+`processes` share the addresses. With `keep` it does not empty its storage when it starts. With
+`follow` it follows every link.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from crawlee.http_clients import ImpitHttpClient
 from crawlee.storage_clients import FileSystemStorageClient, MemoryStorageClient
 
 from benchmarks.contestants import Done, Order, Ready, divide
-from benchmarks.contestants.fields import fields
+from benchmarks.contestants.fields import fields, links
 from benchmarks.contestants.store import EVERY, Store
 
 STORAGES = {"disk": FileSystemStorageClient, "memory": MemoryStorageClient}
@@ -50,6 +51,8 @@ async def collect(given: Order, ready: Ready, done: Done) -> None:
     async def page(context: HttpCrawlingContext) -> None:
         body = await context.http_response.read()
         store.add(context.request.url, body, fields(body))
+        if given.options.get("follow"):
+            await context.add_requests(links(context.request.url, body))
 
     ready()
     await crawler.run(given.urls)

@@ -35,8 +35,8 @@ class RedisPages(RedisSpider):
         super().__init__()
         self.given, self.done = given, done
 
-    def parse(self, response: Response) -> Iterator[dict[str, Any]]:
-        """The eight fields."""
+    def parse(self, response: Response) -> Iterator[Any]:
+        """The eight fields, and the links."""
         return Pages.parse(self, response)
 
 

@@ -4,7 +4,7 @@ pipeline that stores.
 `requests` are in flight. One process, because that is what `scrapy crawl` is; `processes` share the
 addresses. With `jobdir` it keeps its queue in the folder, as Scrapy documents for crawls that are
 to go on later. `filter` lets first requests, too, through its filter of duplicates, which Scrapy's
-own spiders do not.
+own spiders do not. With `follow` it follows every link.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Pages(scrapy.Spider):
-    """Fetches what it is given, and follows nothing."""
+    """Fetches what it is given, and follows links only with `follow`."""
 
     name = "pages"
 
@@ -45,10 +45,12 @@ class Pages(scrapy.Spider):
         for url in self.given.urls:
             yield scrapy.Request(url, dont_filter=not self.given.options.get("filter"))
 
-    def parse(self, response: Response) -> Iterator[dict[str, Any]]:
-        """The eight fields."""
+    def parse(self, response: Response) -> Iterator[Any]:
+        """The eight fields, and the links."""
         record = {name: response.css(css + "::text").get() for name, css in FIELDS.items()}
         yield {"url": response.url, "body": response.body, "record": record}
+        if self.given.options.get("follow"):
+            yield from response.follow_all(css="a[href]", callback=self.parse)
 
 
 class Pipeline:
@@ -73,7 +75,8 @@ class Pipeline:
     def process_item(self, item: dict[str, Any]) -> dict[str, Any]:
         """Store one."""
         self._store.add(**item)
-        if self._store.stored == len(self._spider.given.urls):
+        given = self._spider.given
+        if self._store.stored == len(given.urls) and not given.options.get("follow"):
             self.close_spider()
         return item
 

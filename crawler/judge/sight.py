@@ -28,6 +28,7 @@ _SKIPPED = _UNSEEN.union(
 )
 _APART = _SKIPPED | {"a", *_ZONES}
 _CELLS = frozenset({"td", "dd", "dt"})
+_NOT_FACTS = frozenset({"a", "table", "form", "input", "select", "button", "h1", "h2", "h3", "img"})
 # Servers that stream put late parts into hidden elements (S:0, S:1 …); a script then moves them.
 _HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
 _BUTTON_TYPES = frozenset({"submit", "button", "image"})
@@ -197,12 +198,21 @@ def _walk(
         elif tag not in _SKIPPED and node.mem_id not in hidden and (inner := node.child):
             if after is not None:
                 stack.append((after, zone))
-            cells += tag in _CELLS
+            cells += tag in _CELLS and _is_fact(inner)
             zone = _ZONES.get(tag, zone) if zone <= _FRAME else zone
             after = inner
         node = after
     sight.own, sight.parts, sight.cells = own, parts, cells
     sight.linked, sight.links = linked, links
+
+
+def _is_fact(first: LexborNode) -> bool:
+    """Whether a cell holds a fact, by what it begins with. The cells of a layout hold menus, forms
+    and other tables: with these counted, a login page in a layout table would be a record."""
+    node: LexborNode | None = first
+    if first.tag == "-text" and not (first.text_content or "").strip():
+        node = first.next
+    return node is not None and node.tag not in _NOT_FACTS
 
 
 def _note_controls(

@@ -247,6 +247,7 @@ def _read_all(
     common = attempt(partial(_common, folder / DEFAULTS), _Given({}, {}))
     site = _merged(DEFAULT, common.values, {}, rate)
     default = _Described(site, {}, folder / DEFAULTS, common.places)
+    attempt(partial(_check_required, default), None)
     no_starts: dict[str, _Given] = {}
     given = attempt(partial(_start_urls, folder / START_URLS), no_starts)
     no_files: list[Path] = []
@@ -341,10 +342,18 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
         raise InputError(str(path), reason)
     site = _merged(name, common.values, values, rate)
     described = _Described(site, values, path, common.places | places)
+    _check_required(described)
     for key, host in needed:
         if not any(_covers(pattern, host) for pattern in values["hosts"]):
             described.refuse(f"the host of {key}, {host}, is not among hosts", key)
     return described
+
+
+def _check_required(described: _Described) -> None:
+    """Refuse a required field that no page could have."""
+    for name in described.site.required:
+        if name not in described.site.fields:
+            described.refuse(f"required: there is no field {name[:60]!r}", "required")
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -355,7 +364,7 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
     merged = _overlaid(_overlaid(BUILT_IN, common), own)
     merged["pages"] = [_page_kind(kind, merged) for kind in merged["pages"]]
     merged["structured"] = _is_structured(merged["structured"], merged["fields"])
-    merged["fields"] = _in_locale(merged["fields"], merged["locale"])
+    merged["fields"] = sitefile.with_locale(merged["fields"], merged["locale"] or "")
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
         rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
@@ -373,22 +382,13 @@ def _page_kind(kind: PageKind, site: dict[str, Any]) -> PageKind:
     structured = site["structured"] if kind.structured is None else kind.structured
     return msgspec.structs.replace(
         kind,
-        fields=_in_locale(kind.fields, site["locale"]),
+        fields=sitefile.with_locale(kind.fields, site["locale"] or ""),
         structured=_is_structured(structured, kind.fields),
     )
 
 
 def _is_structured(given: bool | None, fields: dict[str, Field]) -> bool:
     return not fields if given is None else given
-
-
-def _in_locale(fields: dict[str, Field], locale: str | None) -> dict[str, Field]:
-    if not locale:
-        return fields
-    return {
-        name: msgspec.structs.replace(field, locale=field.locale or locale)
-        for name, field in fields.items()
-    }
 
 
 def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

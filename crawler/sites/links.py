@@ -45,6 +45,8 @@ class FoundLinks(NamedTuple):
     base: str
     links: list[FoundLink]
     left_out: tuple[LeftOut, ...] = ()
+    postbacks: tuple[tuple[Pagination, int], ...] = ()
+    """Rules for a next page by script, with the checksum of the links on this one."""
 
 
 def in_html(
@@ -69,7 +71,8 @@ def in_html(
         return FoundLinks(base, [], left_out)
     links = list(_by_rules(found, site, role)) if own is None else own
     following, refused = _next_pages(found, site, role, page.final_url, links, previous_list)
-    return _bounded(base, links + following, refused)
+    postbacks = tuple(_postbacks(found, site, role, links, previous_list))
+    return _bounded(base, links + following, refused)._replace(postbacks=postbacks)
 
 
 def in_json(
@@ -275,8 +278,7 @@ def _next_pages(
     rules = [rule for rule in site.pagination if role in rule.on]
     if not rules:
         return [], ()
-    items = [link.href for link in links if link.role is Role.LISTING]
-    checksum = crc32("\n".join(items or [link.href for link in links]).encode())
+    items, checksum = _items(links)
     following: list[FoundLink] = []
     left_out: list[LeftOut] = []
     for rule in rules:
@@ -296,6 +298,25 @@ def _next_pages(
         else:
             following.append(FoundLink(after, Role.INDEX, checksum))
     return following, tuple(left_out)
+
+
+def _postbacks(
+    found: _Html, site: Site, role: Role, links: list[FoundLink], previous: int | None
+) -> Iterator[tuple[Pagination, int]]:
+    """Yield the rules by which a script leads to a next page, unless this is the last one."""
+    for rule in site.pagination:
+        if not rule.postback or role not in rule.on or (rule.stop and found.has(rule.stop)):
+            continue
+        items, checksum = _items(links)
+        is_last = not rule.stop and not items and _names_items(site, role)
+        if not is_last and checksum != previous:
+            yield rule, checksum
+
+
+def _items(links: list[FoundLink]) -> tuple[list[str], int]:
+    """Return the items of a list, and the checksum of what it has."""
+    items = [link.href for link in links if link.role is Role.LISTING]
+    return items, crc32("\n".join(items or [link.href for link in links]).encode())
 
 
 def _names_items(site: Site, role: Role) -> bool:

@@ -396,3 +396,30 @@ def test_hostile_pages_are_judged_in_bounded_time(body: str) -> None:
 def test_a_page_without_a_body_element() -> None:
     """Old registers of frames have no body; they are thin, and nothing raises."""
     assert judged(page('<frameset><frame src="a"></frameset>')).name == "thin"
+
+
+_MENU = "".join(f"<tr><td>\n<a href='/{n}'>Menu {n}</a></td></tr>" for n in range(8))
+_SIGN_IN = "<h1>Sign in</h1><form><input name=user><input type=password><button>Go</button></form>"
+_SIGN_IN_ROWS = (
+    "<form><table><tr><td>User:</td><td><input name=user></td></tr>"
+    "<tr><td>Password:</td><td> <input type=password></td></tr>"
+    "<tr><td colspan=2><input type=submit value='Sign in'></td></tr></table></form>"
+)
+_FACTS = "".join(f"<tr><td>Fact {n}:</td><td>Value {n}</td></tr>" for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (_SIGN_IN, "login_wall"),
+        (f"<h1>Sign in</h1>{_SIGN_IN_ROWS}", "login_wall"),
+        (f"<table>{_FACTS}</table>{_SIGN_IN_ROWS}", "ok"),
+        (f"<h1>Sign in</h1><table>{_FACTS}</table>{_SIGN_IN_ROWS}", "ok"),
+    ],
+)
+def test_the_cells_of_a_layout_are_no_record(content: str, name: str) -> None:
+    """A login page in a layout table is a login wall; facts beside a login form are a record."""
+    layout = f"<table>{_MENU}</table></td><td>{content}</td></tr><tr><td>County office"
+    body = f"<title>Sign in</title><table><tr><td>{layout}</td></tr></table>"
+
+    assert judged(page(body)).name == name

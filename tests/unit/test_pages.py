@@ -104,8 +104,8 @@ class Process:
 
         def store(outcome: Outcome) -> None:
             outcomes.append(outcome)
-            self.lpm.save_result(outcome)
-            asyncio.get_running_loop().call_soon(pages.committed, [outcome])
+            live = self.lpm.save_result(outcome)
+            asyncio.get_running_loop().call_soon(pages.committed, [outcome], live)
 
         pages = Pages(
             self.attempts,

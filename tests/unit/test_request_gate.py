@@ -13,7 +13,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Request, RequestHook
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, Page, RateRule, Task, TaskStatus
+from crawler.models import Outcome, Page, PreviousPage, RateRule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import PermitClient, PermitRequest, RequestReport, Reservation
 from crawler.scraping import Attempt, FetchOptions
@@ -466,6 +466,10 @@ def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays
     assert [at for at in until if at is not None]
 
 
+async def _no_page(known: PreviousPage) -> None:
+    return None
+
+
 async def _walk(hook: RequestHook, *urls: str) -> Page:
     """Ask for one URL after the other."""
     for url in urls:
@@ -504,6 +508,7 @@ def test_only_the_domain_that_asks_for_a_pause_is_paused(tmp_path: Path) -> None
                 robots=Robots(tmp_path / f"robots-{closed}"),
                 worker="me",
                 budget=Budget(),
+                stored_page=_no_page,
             ).run()
         )
         page.close(ended)
@@ -543,6 +548,7 @@ def test_a_page_does_not_pay_for_the_robots_txt_that_another_asked_for(tmp_path:
                 robots=robots,
                 worker="me",
                 budget=Budget(),
+                stored_page=_no_page,
             ).run()
             for task in tasks
         ]

@@ -27,7 +27,7 @@ class Storing:
             lambda: Narrow(folder), self._hear, self.complaints.append, sleep, self._marked
         )
 
-    def _hear(self, outcomes: Sequence[Outcome]) -> None:
+    def _hear(self, outcomes: Sequence[Outcome], live: Sequence[bool]) -> None:
         self.groups.append(len(outcomes))
         self.stored += outcomes
 
