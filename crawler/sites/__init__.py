@@ -315,9 +315,7 @@ def _site(
         values |= source.settings()
         places |= {key: (Path(source.path), line) for key, (line, _) in source.entries.items()}
     own = _Given(values | given.values, places | given.places)
-    described = _described(name, path, own, common, rate)
-    site = msgspec.structs.replace(described.site, scraper=source)
-    return msgspec.structs.replace(described, site=site)
+    return _described(name, path, own, common, rate, source)
 
 
 def _bad_name(name: str) -> str:
@@ -329,7 +327,14 @@ def _bad_name(name: str) -> str:
     return f"the name of a site consists of {allowed}; {name[:60]!r} is none"
 
 
-def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | None) -> _Described:
+def _described(
+    name: str,
+    path: Path,
+    own: _Given,
+    common: _Given,
+    rate: str | None,
+    source: scrapers.Source | None = None,
+) -> _Described:
     values, places = own
     needed = [(key, host_of(url)) for key, url in crawlfile.addresses(values)]
     if needed:
@@ -340,7 +345,7 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
             raise InputError(str(path), f"{name} has no file of its own, and no urls here", line)
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
-    site = _merged(name, common.values, values, rate)
+    site = msgspec.structs.replace(_merged(name, common.values, values, rate), scraper=source)
     described = _Described(site, values, path, common.places | places)
     _check_required(described)
     for key, host in needed:
@@ -350,9 +355,9 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
 
 
 def _check_required(described: _Described) -> None:
-    """Refuse a required field that no page could have."""
+    """Refuse a required field that no page could have; a class may make any."""
     for name in described.site.required:
-        if name not in described.site.fields:
+        if name not in described.site.fields and not described.site.scraper:
             described.refuse(f"required: there is no field {name[:60]!r}", "required")
 
 

@@ -28,7 +28,7 @@ from crawler.errors import CrawlerError, FetchError, InputError
 from crawler.logs import printable
 from crawler.models import Page, Role
 from crawler.sites.crawlfile import CHECKS, CrawlSettings
-from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node, checked_entries
+from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, MISSING, Entries, Node, checked_entries
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -474,6 +474,10 @@ def _mapping(made: Any) -> dict[Any, Any]:
     if not isinstance(plain, dict):
         wanted = "a dict, a list of dicts, or None"
         raise TypeError(f"it returned {type(made).__name__}, where {wanted} is expected")
+    missing = plain.get(MISSING, [])
+    if not isinstance(missing, list) or not all(isinstance(name, str) for name in missing):
+        meaning = "the list of required fields that the page lacks"
+        raise TypeError(f"it returned {MISSING!r}, which is {meaning}")
     return plain
 
 

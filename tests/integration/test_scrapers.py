@@ -66,7 +66,7 @@ def test_a_running_worker_takes_up_an_edited_class(
         bring(folder, url)
         found = wait_for(lambda: result(folder, url), 60, "the page")
         versions.append(found["parser"]["version"])
-        return next(iter(found["data"]))
+        return str(next(iter(found["data"])))
 
     assert name() == "title"
     [child] = folder.children()

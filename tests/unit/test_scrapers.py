@@ -174,11 +174,11 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def test_a_file_that_cannot_be_run_is_a_fault(write: Write) -> None:
-    """`sites check` and `doctor` find what `load` does not look at."""
+    """`sites check` finds it; what only reads the files does not run them."""
     folder = write({"scrapers/county.py": f"import no_such_package\n{CLASS}"})
 
-    load(folder)
-    [fault] = faults(folder)
+    assert faults(folder) == []
+    [fault] = faults(folder, run=True)
 
     assert fault.line == 1
     assert "no_such_package" in fault.reason
@@ -340,16 +340,20 @@ def test_json_and_xpath(write: Write) -> None:
     text = """
         class County:
             hosts = "a.example"
+            fields = {"first": {"json": "b.c"}}
             def extract_listing(self, page):
                 if "json" in page.headers["content-type"]:
-                    return page.json()
+                    return page.json() | page.fields
                 return {"h1": page.xpath("//h1/text()").get()}
     """
     folder = write({"scrapers/county.py": text})
     site = the_site(folder)
-    answer = replace(page(body=b'{"a": [1]}'), headers=(("Content-Type", "application/json"),))
+    answer = replace(
+        page(body=b'{"a": [1], "b": {"c": "x"}}'), headers=(("Content-Type", "application/json"),)
+    )
 
-    assert examine(answer, site).record == {"a": [1]}
+    assert examine(answer, site).record == {"a": [1], "b": {"c": "x"}, "first": "x"}
+    assert examine(page(body=BODY), site).record == {"h1": "Parcel 12-3"}
     script = """
         import sys
         sys.modules["parsel"] = None  # as if it were not installed
@@ -358,6 +362,29 @@ def test_json_and_xpath(write: Write) -> None:
     """
     ran = run_script(script, folder)
     assert "UsageError: xpath() needs the package parsel; install it with" in ran.stderr
+
+
+def test_records_of_a_class_are_validated(write: Write) -> None:
+    """`required` and `validate` hold for what a class returns, and for each of several records."""
+    text = """
+        class County:
+            hosts = "a.example"
+            required = ["title", "price"]
+            validate = {"properties": {"price": {"type": "number"}}}
+            def extract_listing(self, page):
+                return RETURNED
+    """
+
+    def invalid(returned: str) -> tuple[str, ...]:
+        folder = write({"scrapers/county.py": text.replace("RETURNED", returned)})
+        return examine(page(body=BODY), the_site(folder)).invalid
+
+    assert invalid("{'title': 'x', 'price': 1}") == ()
+    assert invalid("{'title': 'x', 'price': ''}")[0] == "price is missing"
+    assert len(invalid("{'title': 'x', 'price': 'much'}")) == 1
+    assert invalid("None") == ("title is missing", "price is missing")
+    assert invalid("[{'title': 'x', 'price': 1}, {'price': 2}]") == ("title is missing",)
+    assert invalid("[]") == ()
 
 
 def test_links_are_absolute_and_come_once(write: Write) -> None:
@@ -433,6 +460,7 @@ def test_what_a_class_may_return(write: Write, returned: str, record: dict[str, 
          "        return a", None, "RecursionError"),
         ("    def extract_listing(self, page):\n"
          "        while True: yield {}", None, f"more than {MAX_RECORDS:,} records"),
+        ("    def extract_listing(self, page):\n        return {'missing': 1}", None, "'missing'"),
         ("    async def extract_listing(self, page):\n        return {}", None, "it is async"),
         ("    async def extract_listing(self, page):\n        yield {}", None, "it is async"),
         ("    def extract_listing(self):\n        return {}", None, "TypeError"),
