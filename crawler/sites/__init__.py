@@ -426,14 +426,13 @@ def get_scraper(name: str) -> "scrapers.Scraper":
 
 
 class _AvailableSites(Sequence[str]):
-    """The names of the sites that there are now; looks at the config folder each time."""
+    """The names of the sites that there are now; reads the config folder each time."""
 
     def _names(self) -> list[str]:
         from crawler import config
 
-        folder = config.load().config_dir
-        paths = [*_site_files(folder / "sites"), *scrapers.files(folder)]
-        return sorted({path.stem for path in paths} | scrapers.installed_names())
+        settings = config.load()
+        return sorted(load(settings.config_dir, settings.rate).names)
 
     @overload
     def __getitem__(self, index: int) -> str: ...

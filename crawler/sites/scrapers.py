@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
-from importlib import import_module, reload
+from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import islice
@@ -110,11 +110,6 @@ def read(path: Path) -> Source:
         if shared.name[0] == "_":
             digest.update(b"\0%b\0%b" % (shared.name.encode(), _bytes_of(shared)))
     return _source(path.stem, str(path), code, digest.hexdigest()[:12])
-
-
-def installed_names() -> set[str]:
-    """Return the sites whose classes are in installed packages."""
-    return set(_entry_points().names)
 
 
 def _entry_points() -> "EntryPoints":
@@ -268,7 +263,7 @@ def instance_of(source: Source) -> Any:
 
 def _instance(source: Source) -> Any:
     try:
-        module = _imported(source.module) if source.module else _run(source)
+        module = _imported(source) if source.module else _run(source)
         vars(module).setdefault("print", _print)
         made = getattr(module, source.class_name)()
     except BaseException as error:
@@ -283,11 +278,13 @@ def _instance(source: Source) -> Any:
     return made
 
 
-def _imported(name: str) -> ModuleType:
+def _imported(source: Source) -> ModuleType:
     """Import a module of an installed package; run it again if an older version was."""
-    if name in sys.modules and any(source.module == name for source in _loaded.values()):
-        return reload(sys.modules[name])
-    return import_module(name)
+    before = sys.modules.get(source.module)
+    if before is None or all(source.module != each.module for each in _loaded.values()):
+        return import_module(source.module)
+    exec(compile(source.code, source.path, "exec", dont_inherit=True), vars(before))  # noqa: S102
+    return before
 
 
 def _run(source: Source) -> ModuleType:
