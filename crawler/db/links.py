@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from crawler.db.connection import Database, writing
-from crawler.db.imports import row_crc32
-from crawler.db.store import Part
+from crawler.db.store import Part, row_crc32
 from crawler.models import (
     NO_DEADLINE,
     CrawlOptions,
