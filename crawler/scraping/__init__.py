@@ -634,9 +634,10 @@ def _parsed_text(
 def _scraped(view: PageView, unread: ParsedPage, rules: Site | PageKind) -> ParsedPage:
     """Have the class of a site make the record."""
     record = scrapers.listing(view)
-    missing = [name for name in rules.required if record.get(name) in (None, "", [])]
-    if missing:
-        record[MISSING] = missing
+    records = record["records"] if list(record) == ["records"] else [record]
+    for name in rules.required:
+        if any(each.get(name) in (None, "", []) for each in records):
+            record.setdefault(MISSING, []).append(name)
     return _with_record(unread, record, record, view.site, rules, view.budget)
 
 
