@@ -15,6 +15,8 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import CrawlOptions, Job, JobOptions, Link, Role
 from crawler.scraping.follow import origin_of
 from crawler.sites import Site, Sites
+from crawler.sites.crawlfile import Form
+from crawler.sites.forms import start_task
 from crawler.sites.selectors import pattern
 
 Row = Mapping[str, Any]
@@ -132,7 +134,10 @@ class _Beginning:
         self.hosts += [host if host.startswith("*.") else f"{host}:*" for host in site.hosts]
         mode = self._sitemap or ("include" if site.sitemaps else "skip")
         for start in site.start:
-            self._add(start.url, mode, site.sitemaps)
+            if start.form:
+                self._add_form(site, start.url, start.form)
+            else:
+                self._add(start.url, mode, site.sitemaps)
         for url in site.sitemaps:
             self._insert(url, Role.SITEMAP)
 
@@ -141,6 +146,24 @@ class _Beginning:
             self._insert(url, Role.START)
         if sitemap != "skip" and not listed:
             self._insert(f"{origin_of(url)}/robots.txt", Role.SITEMAP)
+
+    def _add_form(self, site: Site, url: str, form: Form) -> None:
+        """Add a form, once for each row of the input if its values are columns of it."""
+        rows: list[Row] = [{}]
+        if form.columns:
+            rows = self._rows
+            if not rows:
+                needed = f"a form of the site {site.name} needs the columns"
+                raise UsageError(f"{needed} {', '.join(form.columns)}: give them with --rows FILE")
+        for number, row in enumerate(rows, 1):
+            values = {str(name).strip().lower(): value for name, value in row.items()}
+            try:
+                body = start_task(form, values.get).packed()
+            except ValueError as error:
+                raise UsageError(f"row {number} of the input: {error}") from None
+            address = urls.parse(url)
+            link = Link(address=address, role=Role.START, loopback=True, method="FORM", body=body)
+            self.starts.append((link, row))
 
     def _insert(self, url: str, role: Role) -> None:
         link = Link(address=urls.parse(url), role=role, loopback=True)

@@ -14,6 +14,7 @@ CrawlerError
 ├── UrlError                not a URL that may be fetched
 ├── FetchError              one fetch of one page ended without a page
 ├── NotNow                  a domain grants no request now; not a failure
+│   └── SigningIn           … because the job has to sign in first, and that is being done or waits
 └── OwnShortage             this process or machine lacks memory, descriptors or the like
     └── GaveWay             … because other pages need the memory more
 """
@@ -139,6 +140,10 @@ class NotNow(CrawlerError):
 
     def __str__(self) -> str:
         return f"{self.domain} may be asked again in {self.wait_s:.1f} s ({self.why})"
+
+
+class SigningIn(NotNow):
+    """A page waits until its job has signed in. It is not charged for that."""
 
 
 class OwnShortage(CrawlerError):

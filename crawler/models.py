@@ -278,6 +278,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str | None = None
     evidence: tuple[str, ...] = ()
     """What the verdict rests on."""
+    invalid: tuple[str, ...] = ()
+    """Why its record is invalid."""
     quarantine: bool = False
     """Whether the page is kept apart from the good ones."""
     error_type: str | None = None

@@ -23,6 +23,7 @@ _COMMANDS = {
     "resume": ("bulk", "Continue with all open tasks."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
     "raw": ("scrape", "Print the stored page of a URL."),
+    "shell": ("shell", "Open a Python prompt with a page."),
     "status": ("status", "Show progress, running processes and disk space."),
     "job": ("job", "List, show, verify, accept, pause, resume and cancel jobs."),
     "tasks": ("job", "List tasks by state and reason."),

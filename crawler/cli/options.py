@@ -141,11 +141,19 @@ _SESSION_OPTIONS = (
         help="Send the cookies of this file, in the Netscape format that curl and browsers use.",
     ),
     click.option("--proxy", metavar="URL", help="Fetch through http://[user:password@]host:port."),
+    click.option(
+        "--secrets",
+        "secrets_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Read what $name stands for in the forms of a site's file: lines such as password=...",
+    ),
 )
 
 
 def session_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add --header, --user-agent, --cookie-file and --proxy; the command gets them as `session`."""
+    """Add --header, --user-agent, --cookie-file, --proxy and --secrets; the command gets them as
+    `session`."""
 
     @wraps(command)
     def with_session(
@@ -153,9 +161,11 @@ def session_options(command: Callable[..., T]) -> Callable[..., T]:
         user_agent: str | None,
         cookie_file: Path | None,
         proxy: str | None,
+        secrets_file: Path | None,
         **others: Any,
     ) -> T:
-        return command(session=session_from(headers, user_agent, cookie_file, proxy), **others)
+        session = session_from(headers, user_agent, cookie_file, proxy, secrets_file)
+        return command(session=session, **others)
 
     for option in reversed(_SESSION_OPTIONS):
         with_session = option(with_session)
@@ -163,7 +173,11 @@ def session_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def session_from(
-    headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None
+    headers: tuple[str, ...],
+    user_agent: str | None,
+    cookie_file: Path | None,
+    proxy: str | None,
+    secrets_file: Path | None,
 ) -> "Session | None":
     """Return the session that the options describe, or None without any of them.
 
@@ -171,9 +185,9 @@ def session_from(
     """
     from crawler.fetch import session as sessions
     from crawler.fetch.egress import parse_proxy
-    from crawler.fetch.session import read_file
+    from crawler.fetch.session import read_file, read_secrets
 
-    if not headers and user_agent is None and cookie_file is None and proxy is None:
+    if not headers and (user_agent, cookie_file, proxy, secrets_file) == (None,) * 4:
         return None
     pairs: list[tuple[str, str]] = []
     for text in headers:
@@ -186,6 +200,7 @@ def session_from(
         user_agent=user_agent,
         cookies=read_file(cookie_file, time.time()) if cookie_file else (),
         proxy=None if proxy is None else parse_proxy(proxy),
+        secrets=read_secrets(secrets_file) if secrets_file else {},
     )
     sessions.check(session)
     return session

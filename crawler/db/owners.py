@@ -18,11 +18,13 @@ and mapped into memory, so that noting a task costs no system call and survives 
 import contextlib
 import mmap
 import os
+import re
 import secrets
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ from crawler.locks import open_lock, try_lock, wait_lock
 STILL = 2.0
 """A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and
 its part: its own watchdog would have ended it by then, were it not stopped as a whole."""
+_MAX_EVIDENCE = 4000
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
+_RUNS_SCRAPERS = "/crawler/sites/scrapers.py"
+_NOT_SCRAPERS = re.compile(r"/crawler/sites/\w+\.py$|importlib")
 _SLOT = struct.Struct("<qd")
 _MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 592
 
@@ -191,6 +197,8 @@ class OwnerState(msgspec.Struct, frozen=True):
     evidence: str
     """Where its threads stood, where the watchdog or a fatal signal ended it; nothing where it was
     killed."""
+    in_scraper: str = ""
+    """File and line of the user's scraper where that thread stood, if it was in one."""
     beat: float = 0.0
     trouble: str = ""
     requests: dict[int, float] = {}
@@ -278,16 +286,17 @@ def _read(path: Path, data: bytes) -> OwnerState:
     requests = {task: moment for task, moment in _SLOT.iter_unpack(slots[:whole]) if task}
     parsing, beat, writing = struct.unpack("<qdq", data[_PARSING:_TROUBLE])
     try:
-        evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
+        stack = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
-        evidence = ""
+        stack = ""
     return OwnerState(
         path.name,
         about,
         _text(data[_MESSAGE:_PARSING]),
         0 if writing else parsing,
         frozenset(requests),
-        evidence,
+        stack[:_MAX_EVIDENCE],
+        _scraper_line(stack),
         beat,
         _text(data[_TROUBLE:_SLOTS]),
         requests,
@@ -301,4 +310,16 @@ def _text(field: bytes) -> str:
 def _parsing_thread(trace: str) -> str:
     """Of the stacks of all threads the one that was parsing."""
     stacks = trace.split("\n\n")
-    return next((stack for stack in stacks if "budget.py" in stack), trace)[:4000]
+    parsing = [stack for stack in stacks if "budget.py" in stack]
+    cut_off = [stack for stack in stacks if stack.rstrip().endswith("\n  ...")]  # too deep to show
+    return [*parsing, *cut_off, trace][0]
+
+
+def _scraper_line(stack: str) -> str:
+    """File and line of a scraper in a stack, whose last call comes first."""
+    frames = [(match[1], match[2]) for match in _FRAME.finditer(stack)]
+    for (file, _), (caller, _) in pairwise(frames):
+        if caller.endswith(_RUNS_SCRAPERS) and not _NOT_SCRAPERS.search(file):
+            line = next(line for name, line in frames if name == file)
+            return f"{file}, line {line}"
+    return ""

@@ -885,19 +885,22 @@ def _free_task(
                error_type = iif(?1, 'poison', error_type),
                error_message = iif(?1, ?5, error_message), completed_at = iif(?1, ?6, NULL)
            WHERE id = ?7""",
-        (poison, began, strikes, deaths, _poison(strikes, deaths), now, id_),
+        (poison, began, strikes, deaths, _poison(strikes, deaths, note.in_scraper), now, id_),
     )
     detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
     if suspected:
         detail["suspected"] = deaths
+    if blamed and note.in_scraper:
+        detail["scraper"] = note.in_scraper
     if blamed and note.evidence:
         detail["evidence"] = note.evidence
     timeline.note(db, id_, "poison" if poison else "worker died", detail, now)
 
 
-def _poison(strikes: int, deaths: int) -> str:
+def _poison(strikes: int, deaths: int, in_scraper: str) -> str:
     if strikes >= POISON_STRIKES:
-        return f"{strikes} workers died or stood still while they worked on this page"
+        place = f", in {in_scraper}" if in_scraper else ""
+        return f"{strikes} workers died or stood still while they worked on this page{place}"
     return f"{deaths - SUSPECT_DEATHS} workers died while this page was all that they worked on"
 
 

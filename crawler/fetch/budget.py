@@ -341,6 +341,15 @@ class Budget:
         finally:
             self._waited_s, self._wait_began = self.waited_s - turns.blocked_s, None
 
+    @contextmanager
+    def without_turns(self) -> Iterator[None]:
+        """Inside, `look` yields to no other page: user code keeps state between its lines."""
+        worker, self._worker = self._worker, None
+        try:
+            yield
+        finally:
+            self._worker = worker
+
     @property
     def is_waiting(self) -> bool:
         return self._wait_began is not None

@@ -64,6 +64,16 @@ def resolve_label(label: str) -> str:
     return _NAMES.get(resolve_encoding(label) or "", "")
 
 
+def codec(name: str) -> str:
+    """Return Python's codec for a charset."""
+    return _CODECS[name]
+
+
+def of(body: bytes, content_type: str, budget: Budget, encoding: str | None = None) -> str:
+    """Return the charset of a body."""
+    return _charset(body, content_type, encoding, budget)[0]
+
+
 def load() -> None:
     """Import all codecs before memory or descriptors run short.
 

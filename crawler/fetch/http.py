@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Self
 
 import ada_url
 import msgspec
+from msgspec.structs import replace
 
 from crawler import __version__, urls
 from crawler.config import Settings
@@ -28,6 +29,7 @@ MAX_REDIRECTS = 10
 MAX_INTERIM = 100  # 1xx answers before the final one
 USER_AGENT = f"Mozilla/5.0 (compatible; crawler/{__version__})"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_KEEP_METHOD = frozenset({307, 308})  # after the others, a POST becomes a GET, as in browsers
 _PORTS = {"http": 80, "https": 443}
 _MAYBE_SHORTAGE = frozenset({
     "connection", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "bad_encoding",
@@ -57,7 +59,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     home: str | None = None  # origin that gets all headers, instead of the URL's own
     method: Literal["GET", "POST"] = "GET"
     body: bytes | None = None  # sent twice if a kept connection turns out to be dead
-    follow: bool = True  # redirects of a GET are followed
+    content_type: str = ""  # of the body
+    referer: str = ""  # the page whose form this is; told to its own origin only
+    follow: bool = True  # redirects are followed
     budget: Budget = msgspec.field(default_factory=Budget)
     unlimited: bool = False  # no rate limit applies: the client limits new connections itself
     exact: bool = False  # path and query go out literally, even where a browser resolves `..`
@@ -88,6 +92,13 @@ class _Target(NamedTuple):
     @property
     def path(self) -> str:
         return self.path_and_query.partition("?")[0]
+
+
+class _Redirect(NamedTuple):
+    """Where an answer leads to."""
+
+    location: str
+    status: int
 
 
 class Client:
@@ -150,14 +161,19 @@ class Client:
                 raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
             if left_s <= 0:
                 raise _too_slow(request)
-            here = _redirected(here, outcome)
+            before, here = here, _redirected(here, outcome.location)
+            if request.method == "POST" and outcome.status not in _KEEP_METHOD:
+                request = replace(request, method="GET", body=None)
+            if request.body is not None and not _may_have_body(before, here):
+                message = "redirected to another server, which is not to get the form's values"
+                raise FetchError("bad_redirect", message)
             if (here.host, here.port) != (first.host, first.port):
                 reach = Reach.GLOBAL  # for good: no other server may lead back into this machine
 
     async def _exchange(
         self, request: Request, first: _Target, here: _Target, reach: Reach, fresh: bool
-    ) -> Page | str | None:
-        """Send one request; return the page, or the location of a redirect.
+    ) -> Page | _Redirect | None:
+        """Send one request; return the page, or where it redirects to.
 
         None means that a kept connection was dead already: the server never saw the request.
         """
@@ -183,7 +199,7 @@ class Client:
             if location := _location(head, request):
                 buffered = len(connection.take(HIGH_WATER))
                 keep = head.persistent and wire.framing(head).length == buffered
-                return location
+                return _Redirect(location, head.status)
             limit = self._max_body if request.max_body is None else request.max_body
             codings = ",".join(head.fields.get("content-encoding", ()))
             body = Body(codings, limit, cut=request.cut, budget=request.budget)
@@ -275,6 +291,10 @@ class Client:
             extra = route.proxy.authorization
         if request.body is not None or request.method != "GET":
             extra += f"Content-Length: {len(request.body or b'')}\r\n"
+        if request.body is not None and request.content_type:
+            extra += f"Content-Type: {request.content_type}\r\n"
+        if request.referer:
+            extra += _referer_lines(request, here)
         lines = _header_lines(request.headers, is_home, own)
         head = f"{request.method} {target} HTTP/1.1\r\nHost: {here.authority}\r\n{lines}{extra}\r\n"
         return head.encode("utf-8", "replace")
@@ -290,6 +310,22 @@ def _header_lines(site: Headers, is_home: bool, own: Headers) -> str:
         if problem := header_problem(name, value):
             raise FetchError("bad_request", problem)
     return "".join([f"{name}: {value}\r\n" for name, value in headers.values()])
+
+
+def _referer_lines(request: Request, here: _Target) -> str:
+    """Return the headers by which servers know that a form is their own."""
+    page = _target(request.referer)
+    if page.origin != here.origin:
+        return ""
+    origin = f"Origin: {page.origin}\r\n" * (request.method == "POST")
+    return f"Referer: {page.url}\r\n{origin}"
+
+
+def _may_have_body(here: _Target, to: _Target) -> bool:
+    """Whether a redirect may take a form's values along: to the same server, never out of TLS."""
+    if (here.scheme, to.scheme) == ("http", "https"):
+        return here.host == to.host
+    return here.origin == to.origin
 
 
 async def _skip_interim(connection: Connection, budget: Budget) -> wire.Head:
@@ -314,7 +350,7 @@ async def _skip_interim(connection: Connection, budget: Budget) -> wire.Head:
 
 def _location(head: wire.Head, request: Request) -> str:
     """Return where an answer redirects to, or an empty string."""
-    if head.status not in _REDIRECTS or not request.follow or request.method != "GET":
+    if head.status not in _REDIRECTS or not request.follow:
         return ""
     locations = {*head.fields.get("location", ())}
     if len(locations) > 1:

@@ -5,11 +5,13 @@ Cookies are kept as browsers keep them (RFC 6265bis), with limits on what a serv
 
 import base64
 import hashlib
+import os
 import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.fetch.egress import Proxy, ip_literal, is_within
 from crawler.fetch.wire import BLANKS, TOKEN, Headers
 from crawler.files import replacing
+from crawler.locks import open_lock, try_lock
 
 MAX_SIZE = 4096  # bytes of name and value; browsers ignore larger cookies, too
 MAX_COOKIES, MAX_BYTES = 60, 16_384  # per domain
@@ -124,6 +127,28 @@ class Jars:
             cookie = parse(text, scheme, host, path, uptime)
             if cookie and (scheme == "https" or not self._overlays_secure(cookie, now, uptime)):
                 self._put(cookie, now, uptime)
+
+    def put(self, cookies: Iterable[Cookie]) -> None:
+        """Add cookies that another jar has gained."""
+        now, uptime = self._clock(), self._uptime()
+        for cookie in cookies:
+            self._put(cookie, now, uptime)
+
+    def gained(self) -> tuple[Cookie, ...]:
+        """Return the cookies that servers have set, with expiries that another boot understands."""
+        now, uptime = self._clock(), self._uptime()
+        given = {cookie for cookies in self._given.values() for cookie in cookies}
+        found = (cookie for jar in self._jars.values() for cookie in jar.values())
+        return tuple(
+            msgspec.structs.replace(
+                cookie,
+                expires=min(cookie.expires, now + cookie.lasts_until - uptime),
+                lasts_until=_NEVER,
+                given=True,
+            )
+            for cookie in found
+            if cookie not in given and cookie.is_live(now, uptime)
+        )
 
     def _overlays_secure(self, cookie: Cookie, now: float, uptime: float) -> bool:
         """Whether a cookie without TLS, maybe of another port, would replace one with TLS."""
@@ -304,6 +329,11 @@ def _parse_line(line: str) -> Cookie:
 
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
+MAX_SECRETS, MAX_SECRET = 100, 10_000
+REFRESH_S = 1.0
+"""How often a session's file is looked at while it is in use."""
+_SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+MAX_BRANCHES = 100  # lists of a job whose cookies a process keeps
 MAX_LIVE = 100  # jobs whose cookies a process keeps
 RESERVED = frozenset({
     "host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer",
@@ -318,6 +348,21 @@ _HARMLESS = frozenset({
 """Headers that follow a redirect to another origin; any other may hold a secret."""
 
 
+class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a job has signed in, the cookies that it got, and how the last attempts failed."""
+
+    number: int = 0
+    cookies: tuple[Cookie, ...] = ()
+    failures: int = 0
+    """Refusals in a row."""
+    useless: int = 0
+    """Successes in a row after which the page still asked to sign in."""
+    not_before: float = 0.0
+    """When it may be tried again, after a failure or useless successes."""
+    problem: str = ""
+    """Why the last one failed; it holds no secret."""
+
+
 class Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a job sends along; no text made of it holds a secret."""
 
@@ -327,11 +372,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cookies: tuple[Cookie, ...] = ()
     credentials: dict[str, str] = {}
     """`user:password` by origin, such as `https://a.example`."""
+    secrets: dict[str, str] = {}
+    """What `$name` stands for in the forms of a site's file."""
+    sign_in: SignIn = SignIn()
 
     def __repr__(self) -> str:
         return (
             f"Session({len(self.headers)} headers, {len(self.cookies)} cookies, "
-            f"{len(self.credentials)} credentials, proxy {self.proxy})"
+            f"{len(self.credentials)} credentials, {len(self.secrets)} secrets, proxy {self.proxy})"
         )
 
     __str__ = __repr__
@@ -416,19 +464,72 @@ def load(folder: Path, name: str) -> Session | None:
     return stored.session
 
 
+def read_secrets(path: Path) -> dict[str, str]:
+    """Read a file of lines such as `password=…`; `InputError` names the line, never a value."""
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; are these secrets?")
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "is not text in UTF-8") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(re.split("\r\n?|\n", text), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        name, value = name.strip(), value.strip()
+        problem = ""
+        if not equals or not _SECRET_NAME.fullmatch(name):
+            problem = "must be name=value; a name has letters, digits and _"
+        elif name in found:
+            problem = f"names {name} a second time"
+        elif not 0 < len(value) <= MAX_SECRET:
+            problem = f"the value of {name} must have 1 to {MAX_SECRET:,} characters"
+        elif len(found) >= MAX_SECRETS:
+            problem = f"there are more than {MAX_SECRETS} secrets"
+        if problem:
+            raise InputError(str(path), problem, number)
+        found[name] = value
+    return found
+
+
 class LiveSession:
-    """A session in use: what it sends to each origin, and the cookies that came back."""
+    """A session in use: what it sends to each origin, and the cookies that came back.
+
+    With a file, other processes share how the job has signed in, but no other cookies.
+    """
 
     def __init__(
-        self, session: Session | None = None, clock: Callable[[], float] = time.time
+        self,
+        session: Session | None = None,
+        clock: Callable[[], float] = time.time,
+        file: tuple[Path, str] | None = None,
     ) -> None:
+        """`file`: the folder of sessions and the job's name."""
         self._session = session or Session()
-        self._jars = Jars(self._session.cookies, clock)
+        self._clock, self._file = clock, file
+        self._jars = Jars((*self._session.cookies, *self._session.sign_in.cookies), clock)
+        self._version = self._seen_version()
+        self._look_at = time.monotonic() + REFRESH_S
+        self._is_signing_in = False
+        self._branches: OrderedDict[str, LiveSession] = OrderedDict()
         self.user_agent = self._session.user_agent
         self.proxy = self._session.proxy
 
     def __repr__(self) -> str:
         return f"LiveSession({self._session}, {self._jars})"
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """What `$name` stands for in the forms of a site's file."""
+        return self._session.secrets
+
+    @property
+    def sign_in(self) -> SignIn:
+        """How the job has signed in, as last read."""
+        return self._session.sign_in
 
     def headers(
         self, scheme: str, authority: str, host: str, path: str, home: bool
@@ -457,6 +558,119 @@ class LiveSession:
     def take(self, scheme: str, host: str, path: str, set_cookie: list[str]) -> None:
         self._jars.take(scheme, host, path, set_cookie)
 
+    def is_based_on(self, session: Session) -> bool:
+        """Whether this is that session, apart from how it has signed in."""
+        return _without_sign_in(self._session) == _without_sign_in(session)
+
+    # Signing in
+
+    def fresh(self) -> "LiveSession":
+        """Return the session as the operator gave it, without any cookie that came back."""
+        return LiveSession(_without_sign_in(self._session), self._clock)
+
+    def branch(self, name: str = "") -> "LiveSession | None":
+        """Return a session for one form, with the cookies of the operator and of signing in only:
+        servers keep searches by their cookies, and two searches at a time must not mix.
+
+        With a name, it is one that `keep_branch` has kept in this process, or None.
+        """
+        if name:
+            return self._branches.get(name)
+        return LiveSession(self._session, self._clock)
+
+    def keep_branch(self, branch: "LiveSession", name: str) -> str:
+        """Keep a session for the next page of its list, and use its cookies for other pages, too.
+
+        Returns its name, which is empty if no server has set a cookie.
+        """
+        gained = branch.gained_cookies()
+        if not gained:
+            return ""
+        self._jars.put(gained)
+        self._branches[name] = branch
+        while len(self._branches) > MAX_BRANCHES:
+            self._branches.popitem(last=False)
+        return name
+
+    def has_cookies_for(self, host: str) -> bool:
+        """Whether the operator gave cookies for a host."""
+        return any(is_within(host, cookie.domain) for cookie in self._session.cookies)
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Take over how another process has signed in meanwhile.
+
+        Looks at the file at most once a second, unless it has to be `now`. A file that cannot be
+        read changes nothing.
+        """
+        if self._file is None or (not now and time.monotonic() < self._look_at):
+            return
+        self._look_at = time.monotonic() + REFRESH_S
+        version = self._seen_version()
+        if version == self._version:
+            return
+        try:
+            session = load(*self._file)
+        except StoreError:
+            return
+        self._version = version
+        if session and self.is_based_on(session):
+            self._adopt(session)
+
+    @contextmanager
+    def signing_in(self) -> Iterator[bool]:
+        """Whether this may sign in now: of all processes only one may, until the block ends."""
+        if self._file is None:
+            may, self._is_signing_in = not self._is_signing_in, True
+            try:
+                yield may
+            finally:
+                self._is_signing_in = not may
+            return
+        folder, name = self._file
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = open_lock(path_of(folder, name).with_suffix(".lock"))
+        try:
+            yield try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def keep(self, signed_in: SignIn) -> None:
+        """Keep how the job has signed in, for all processes; only while `signing_in`."""
+        session = self._session
+        if self._file:
+            # The file may have changed otherwise: what the operator gave since then stays.
+            session = load(*self._file) or session
+            if not self.is_based_on(session):
+                return
+            session = msgspec.structs.replace(session, sign_in=signed_in)
+            save(*self._file, session)
+            self._version = self._seen_version()
+        self._adopt(msgspec.structs.replace(session, sign_in=signed_in))
+
+    def gained_cookies(self) -> tuple[Cookie, ...]:
+        """Return the cookies that servers have set, to be kept in a file."""
+        return self._jars.gained()
+
+    def _adopt(self, session: Session) -> None:
+        is_new = session.sign_in.number != self._session.sign_in.number
+        self._session = session
+        if is_new:
+            self._jars.put(session.sign_in.cookies)
+
+    def _seen_version(self) -> tuple[int, int]:
+        """Return what changes with every new content of the file."""
+        if self._file is None:
+            return 0, 0
+        try:
+            status = path_of(*self._file).stat()
+        except OSError:
+            return 0, 0
+        return status.st_mtime_ns, status.st_ino
+
+
+def _without_sign_in(session: Session) -> Session:
+    return msgspec.structs.replace(session, sign_in=SignIn())
+
 
 class Sessions:
     """The sessions of the jobs that a process works for, read again when their files change."""
@@ -466,14 +680,21 @@ class Sessions:
         self._live: OrderedDict[str, tuple[int, LiveSession]] = OrderedDict()
 
     def of(self, name: str) -> LiveSession:
-        """Return the session of a job, which keeps cookies even if the job sends nothing else."""
+        """Return the session of a job, which keeps cookies even if the job sends nothing else.
+
+        If only the way in which the job has signed in is new, the session refreshes itself: another
+        thread may be using it.
+        """
         try:
             changed = path_of(self._folder, name).stat().st_mtime_ns
         except OSError:
             changed = 0
         known = self._live.get(name)
         if known is None or known[0] != changed:
-            known = (changed, LiveSession(load(self._folder, name), self._clock))
+            session = load(self._folder, name) or Session()
+            live = known[1] if known and known[1].is_based_on(session) else None
+            live = live or LiveSession(session, self._clock, (self._folder, name))
+            known = (changed, live)
         self._live[name] = known
         self._live.move_to_end(name)
         while len(self._live) > MAX_LIVE:

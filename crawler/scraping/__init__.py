@@ -5,6 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
@@ -16,7 +17,14 @@ from msgspec.structs import replace
 
 from crawler import urls
 from crawler.config import program
-from crawler.errors import FetchError, NotNow, UsageError, shortage_of
+from crawler.errors import (
+    FetchError,
+    InputError,
+    NotNow,
+    SigningIn,
+    UsageError,
+    shortage_of,
+)
 from crawler.fetch import charset
 from crawler.fetch.body import decode_stored
 from crawler.fetch.budget import SMALL, Budget, check_free
@@ -41,11 +49,14 @@ from crawler.models import (
     TaskStatus,
 )
 from crawler.resilience import retry_after, retry_delay
-from crawler.scraping import scope
+from crawler.scraping import form_fetch, scope
 from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, selectors, sitemaps, structured
+from crawler.sites import Site, scrapers, selectors, sitemaps, structured, validation
+from crawler.sites.crawlfile import PageKind
+from crawler.sites.page_view import PageView
 from crawler.sites.parser import parse
+from crawler.sites.sitefile import MISSING
 
 charset.load()
 
@@ -58,6 +69,8 @@ MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
+SCRAPER_WAIT_S = 60.0
+"""Pause of a domain whose scraper cannot be loaded."""
 MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
 _MAX_STORED_BODY = 1 << 30
@@ -88,6 +101,8 @@ class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
     """The record as JSON."""
     parser: tuple[str, str] = ("none", structured.VERSION)
     followed: Followed = Followed()
+    invalid: tuple[str, ...] = ()
+    """Why the record is invalid."""
 
 
 class Attempt:
@@ -112,6 +127,7 @@ class Attempt:
         self._fetch, self._gate, self._robots, self._budget = fetch, gate, robots, budget
         self._stored_page = stored_page
         self._clock, self._jitter = clock, jitter
+        self._door: form_fetch.Door | None = None
         self._finder: LinkFinder | None = None
         if task.role and how.links:
             self._finder = LinkFinder(task, task.role, site, how.links, budget)
@@ -127,12 +143,16 @@ class Attempt:
     async def run(self) -> Outcome:
         """Fetch, judge and parse the page; the caller stores the outcome."""
         try:
+            if self._site.scraper:
+                await self._load_scraper(self._site.scraper)
             if self._task.role is Role.SITEMAP:
                 await self._read_sitemap()
-            elif not await self._keep_unmodified():
+            elif not self._skip_login_page() and not await self._keep_unmodified():
                 await self._read_page()
         except NotNow as error:
-            if self._gate.sent:  # a postponed page would make the same requests again and again
+            if self._gate.sent and not isinstance(
+                error, SigningIn
+            ):  # a postponed page would make the same requests again and again
                 message = f"the page leads to where nothing may go now: {error}"
                 self._fail(decided("refused_on_the_way"), message, error.wait_s)
             else:
@@ -145,10 +165,21 @@ class Attempt:
                 self._fail(decided(error.reason), error.message, error.retry_after_s)
         return replace(self._outcome, sent=tuple(self._gate.sent))
 
+    async def _load_scraper(self, source: scrapers.Source) -> None:
+        """Load the class before any request: as long as it cannot be loaded, its pages wait."""
+        if scrapers.is_loaded(source):
+            return
+        try:
+            await self._budget.work(scrapers.instance_of, source)
+        except InputError as error:
+            self._gate.pause(self._task.url, SCRAPER_WAIT_S, str(error))
+            raise NotNow(self._task.domain, str(error), SCRAPER_WAIT_S) from None
+
     def _note(self, **facts: Any) -> None:
         self._outcome = replace(self._outcome, **facts)
 
-    async def _read_page(self) -> None:
+    async def _read_page(self, sign_ins: int = 0) -> None:
+        """Read the page, again after signing in if it asks for that."""
         conditional = self._conditional_headers()
         page = await self._fetch_page(conditional)
         unchanged = page.status == _NOT_MODIFIED and conditional
@@ -156,12 +187,31 @@ class Attempt:
             page = await self._fetch_page(())
             unchanged = ()
         self._note(page=page)
+        walled = self._door is not None and self._door.leads_to_login(page)
         if unchanged:
             self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
-        elif not self._finder or not self._follow_redirect(page):
+        elif walled or not self._finder or not self._follow_redirect(page):
             began = time.perf_counter()
-            examined = self._budget.work(examine, page, self._site, self._budget, self._finder)
-            self._apply(page, await examined, (time.perf_counter() - began) * 1000)
+            if walled:
+                parsed = ParsedPage(verdict=decided("login_wall", "led to the login page"))
+            else:
+                examined = self._budget.work(examine, page, self._site, self._budget, self._finder)
+                parsed = await examined
+                walled = parsed.verdict.name == "login_wall"
+            if walled and self._door and await self._door.enter_again(sign_ins):
+                await self._read_page(sign_ins + 1)
+                return
+            self._apply(page, parsed, (time.perf_counter() - began) * 1000)
+        if self._door and sign_ins and not walled:
+            self._door.note_useful()
+
+    def _skip_login_page(self) -> bool:
+        """Leave out pages of a crawl that sign in or out: the job's session must survive it."""
+        login = self._site.login
+        if not self._finder or not login or not form_fetch.changes_session(self._task.url, login):
+            return False
+        self._skip("login_page", "it signs in or out, which only the job itself does")
+        return True
 
     def _user_agent(self) -> str:
         if self._how.session and self._how.session.user_agent:
@@ -180,7 +230,10 @@ class Attempt:
 
     def _would_be_the_same(self, known: PreviousPage) -> bool:
         """Whether the same page would give the same record today."""
-        made_with = (self._site.version, _parser(self._site)[1])
+        if self._task.method != "GET":
+            return False
+        rules = self._site.kind_of(self._task.url) or self._site
+        made_with = (self._site.version, _parser(self._site, rules)[1])
         return (known.site_version, known.parser_version) == made_with
 
     async def _fetch_page(self, conditional: tuple[tuple[str, str], ...]) -> Page:
@@ -233,17 +286,48 @@ class Attempt:
         pass_gate: RequestHook = gate.request
         if site.respect_robots and not self._how.options.ignore_robots and not self._is_robots_txt:
             pass_gate = partial(gate.request, check=check)
+        if site.login and plain.session:
+            if not self._door:
+                self._door = form_fetch.Door(site.login, plain, self._sender(pass_gate), site)
+            await self._door.enter()
         request = plain
         if conditional:
             request = replace(plain, headers=(*site.headers, *conditional))
-        page = await self._fetch(request, pass_gate)
-        if self._finder:
-            page = await self._follow_to_itself(page, plain, pass_gate)
+        if self._task.method == "FORM":
+            page = await self._fetch_form(plain, pass_gate)
+        else:
+            page = await self._fetch(request, pass_gate)
+            if self._finder:
+                page = await self._follow_to_itself(page, plain, pass_gate)
+        if self._door:
+            page = form_fetch.without_cookie_values(page)
         known = self._task.known
         unchanged = page.status == _NOT_MODIFIED and conditional
         if unchanged and known and page.final_url != known.final_url:
             page = await self._fetch(plain, pass_gate)  # another page than the known one
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    def _sender(self, hook: RequestHook) -> form_fetch.Send:
+        async def send(request: Request) -> Page:
+            return await self._fetch(request, hook)
+
+        return send
+
+    async def _fetch_form(self, plain: Request, hook: RequestHook) -> Page:
+        """Fetch the page that a form leads to, within the scope of the crawl."""
+        links = self._how.links
+
+        def within_scope(url: str) -> AbstractAsyncContextManager[None]:
+            if links and links.scope.refuses(url) == scope.OUT:
+                shown = urls.without_credentials(url)[:300]
+                raise FetchError("out_of_scope", f"the form leads to {shown}, out of scope")
+            return hook(url)
+
+        forms = form_fetch.FormFetch(plain, self._sender(within_scope), self._site)
+        fetched = await forms.fetch(self._task)
+        if self._finder:
+            self._finder = self._finder._replace(form_session=fetched.session)
+        return fetched.page
 
     # Crawls
 
@@ -344,7 +428,7 @@ class Attempt:
             quarantine=verdict.quarantine,
         )
         if verdict.completed:
-            made = {"record": parsed.encoded, "parser": parsed.parser}
+            made = {"record": parsed.encoded, "parser": parsed.parser, "invalid": parsed.invalid}
             links, left_out = parsed.followed
             self._note(status=TaskStatus.COMPLETED, links=links, left_out=left_out, **made)
             return
@@ -433,6 +517,8 @@ def _examined(page: Page, site: Site, budget: Budget, finder: LinkFinder | None)
         if 200 <= page.status < 300:
             raise
         return _unread(page)
+    except InputError:
+        raise  # the scraper cannot be loaded
     except Exception as error:
         if shortage_of(error):
             raise
@@ -449,26 +535,43 @@ def _parsed_html(
     if len(html) > SMALL:
         look = budget.look
     look()
+    url = page.final_url
+    rules = site.kind_of(url) or site
     verdict = judge(page, html, tree, budget)
     if not verdict.completed:
-        return ParsedPage(verdict=verdict, parser=_parser(site))
+        return ParsedPage(verdict=verdict, parser=_parser(site, rules))
     look()
     followed = Followed()
     if finder:
         followed = finder.in_html(tree, html, page)
         look()
-    fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
-    if site.structured:
-        record = structured.extract(tree, page.final_url, budget) | fields
+    if scrapers.makes_record(site, finder and finder.role):
+        view = PageView(site, page, budget, html, tree)
+        return _scraped(view, ParsedPage(verdict=verdict, followed=followed), rules)
+    fields = record = selectors.extract(tree, rules.fields, url, budget, required=rules.required)
+    if rules.structured:
+        record = structured.extract(tree, url, budget) | fields
     look()
+    read = ParsedPage(verdict=verdict, followed=followed)
+    return _with_record(read, record, fields, site, rules, budget)
+
+
+def _with_record(
+    read: ParsedPage,
+    record: dict[str, Any],
+    fields: Collection[str],
+    site: Site,
+    rules: Site | PageKind,
+    budget: Budget,
+) -> ParsedPage:
     encoded = _encoded(record, fields, budget)
-    return ParsedPage(
-        verdict=verdict,
-        record=record,
-        encoded=encoded,
-        parser=_parser(site),
-        followed=followed,
-    )
+    invalid: tuple[str, ...] = ()
+    if rules.validate or MISSING in fields:
+        budget.check(len(encoded))
+        invalid = validation.reasons(record, rules.validate)
+        budget.check(len(encoded))
+    made = {"record": record, "encoded": encoded, "invalid": invalid}
+    return replace(read, parser=_parser(site, rules), **made)
 
 
 def _do_nothing() -> None:
@@ -478,26 +581,46 @@ def _do_nothing() -> None:
 def _parsed_text(
     page: Page, declared: str, site: Site, budget: Budget, finder: LinkFinder | None
 ) -> ParsedPage:
-    """Parse a page that is not HTML. Only JSON and plain text have a record; the site's fields are
-    empty, because they need HTML."""
+    """Parse a page that is not HTML. Only JSON and plain text have a record; fields that need HTML
+    are empty."""
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
-    fields = selectors.lacking(site.fields)
-    record: dict[str, Any] = {}
+    is_text = is_json or kind == "text/plain"
+    rules = site.kind_of(page.final_url) or site
+    body = b""
+    if is_text and (rules.fields or rules.structured or (finder and is_json)):
+        body = charset.utf8(page.body, declared, budget, site.encoding)
     if finder and is_json:
-        body = charset.utf8(page.body, declared, budget, site.encoding)
         unread = replace(unread, followed=finder.in_json(body, page))
-    if site.structured and (is_json or kind == "text/plain"):
-        body = charset.utf8(page.body, declared, budget, site.encoding)
-        record = structured.extract_plain(body, is_json, budget)
-    elif not fields:
+    if scrapers.makes_record(site, finder and finder.role):
+        return _scraped(PageView(site, page, budget), unread, rules)
+    if not rules.fields and not (rules.structured and is_text):
         return unread
-    record |= fields
-    encoded = _encoded(record, fields, budget)
-    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
+    fields = selectors.extract(
+        None,
+        rules.fields,
+        page.final_url,
+        budget,
+        required=rules.required,
+        body=body,
+        is_json=is_json,
+    )
+    record: dict[str, Any] = {}
+    if rules.structured and is_text:
+        record = structured.extract_plain(body, is_json, budget)
+    return _with_record(unread, record | fields, fields, site, rules, budget)
+
+
+def _scraped(view: PageView, unread: ParsedPage, rules: Site | PageKind) -> ParsedPage:
+    """Have the class of a site make the record."""
+    record = scrapers.listing(view)
+    missing = [name for name in rules.required if record.get(name) in (None, "", [])]
+    if missing:
+        record[MISSING] = missing
+    return _with_record(unread, record, record, view.site, rules, view.budget)
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
@@ -541,8 +664,10 @@ def _unread(page: Page) -> ParsedPage:
     return ParsedPage(verdict=judge(page, b"", None))
 
 
-def _parser(site: Site) -> tuple[str, str]:
-    if site.fields or not site.structured:
+def _parser(site: Site, rules: Site | PageKind) -> tuple[str, str]:
+    if site.scraper:
+        return site.name, f"{site.version}+{site.scraper.version}"
+    if rules.fields or not rules.structured:
         return site.name, site.version
     return structured.NAME, structured.VERSION
 

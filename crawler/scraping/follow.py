@@ -7,13 +7,16 @@ from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.errors import UrlError
+from crawler.fetch import charset
 from crawler.fetch.budget import Budget
 from crawler.models import CrawlOptions, LeftOut, Link, Page, Role, Task
 from crawler.scraping import scope
 from crawler.scraping.scope import OUT, Scope
-from crawler.sites import Site, links, structured
-from crawler.sites.links import FoundLinks
+from crawler.sites import Site, links, scrapers, structured
+from crawler.sites.forms import Forms, next_task
+from crawler.sites.links import FoundLink, FoundLinks
 from crawler.sites.live import LiveSites
+from crawler.sites.page_view import PageView
 from crawler.sites.sitemaps import Sitemap
 from crawler.urls import Address, parse, split
 
@@ -139,7 +142,10 @@ class LinkFilter:
         """Note that these links are in the ledger."""
         deepest = self.options.depth
         for link in links:
-            if deepest is None or link.depth <= deepest:  # else a shorter way may lead there
+            # A form's task says nothing about the page with the form.
+            if link.method == "GET" and (
+                deepest is None or link.depth <= deepest
+            ):  # else a shorter way may lead there
                 self._remember(link.address.url, "")
 
     def _remember(self, url: str, guard: str) -> str:
@@ -157,18 +163,59 @@ class LinkFinder(NamedTuple):
     site: Site
     filter: LinkFilter
     budget: Budget
+    form_session: str = ""
+    """The session of a page that was fetched through a form."""
 
     def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
         """Return the tasks for the links of an HTML page."""
         crc32 = self.task.list_crc32
-        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget)
-        return self.filter.follow(self.task, found, self.budget)
+        own = self._of_class(PageView(self.site, page, self.budget, html, tree))
+        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget, own)
+        followed = self.filter.follow(self.task, found, self.budget)
+        if found.postbacks:
+            return self._with_postbacks(followed, found, tree, page)
+        return followed
+
+    def _with_postbacks(
+        self, followed: Followed, found: FoundLinks, tree: LexborHTMLParser, page: Page
+    ) -> Followed:
+        """Add the next pages of lists that go on by script: tasks of method FORM."""
+        task, declared = self.task, page.header("content-type")
+        name = charset.of(page.body, declared, self.budget, self.site.encoding)
+        for rule, checksum in found.postbacks:
+            forms = Forms(tree, page.final_url, name, self.budget)
+            after = next_task(task.body, forms, rule.postback, self.form_session)
+            if after is None:
+                continue
+            if after.page > rule.max:
+                more = LeftOut("pagination", 1, task.url)
+                followed = followed._replace(left_out=(*followed.left_out, more))
+                continue
+            link = Link(
+                address=parse(task.url),
+                role=Role.INDEX,
+                depth=task.depth + 1,
+                loopback=task.loopback,
+                method="FORM",
+                body=after.packed(),
+                list_crc32=checksum,
+                site=(self.site.name, self.site.limit) if self.site.limit else None,
+            )
+            followed = followed._replace(links=(*followed.links, link))
+        return followed
 
     def in_json(self, body: bytes, page: Page) -> Followed:
         """Return the tasks for the links of a JSON answer."""
         crc32 = self.task.list_crc32
-        found = links.in_json(body, page, self.site, self.role, crc32, self.budget)
+        own = self._of_class(PageView(self.site, page, self.budget, body))
+        found = links.in_json(body, page, self.site, self.role, crc32, self.budget, own)
         return self.filter.follow(self.task, found, self.budget)
+
+    def _of_class(self, view: PageView) -> list[FoundLink] | None:
+        """Return the links that the site's class finds, if it is to find them."""
+        if not scrapers.finds_links(self.site, self.role):
+            return None
+        return [FoundLink(url, Role(role)) for url, role in scrapers.links(view)]
 
 
 def origin_of(url: str) -> str:

@@ -1,23 +1,24 @@
-"""The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some.
+"""The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some, and
+classes in scrapers/<site>.py or installed packages.
 
 `live.py` reads them again when they change.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 from urllib.parse import quote
 
 import msgspec
 
 from crawler.config import interval
-from crawler.errors import InputError
+from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, sitefile
+from crawler.sites import crawlfile, scrapers, sitefile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
@@ -39,6 +40,12 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     """Twelve digits that change with any setting in effect, and with nothing else."""
     rule: RateRule = RateRule(interval_s=0.5, at_a_time=2)
     structured: bool = True
+    scraper: scrapers.Source | None = None
+    """The class of the site, if it has one."""
+
+    def covers(self, url: str) -> bool:
+        """Return whether the host of a URL is one of the site's."""
+        return any(_covers(pattern, host_of(url)) for pattern in self.hosts)
 
     def __repr__(self) -> str:
         """Hide the values of headers, which may be secrets."""
@@ -210,6 +217,12 @@ def faults(folder: Path, rate: str | None = None) -> list[InputError]:
         Sites(*described)
     except InputError as error:
         note(error)
+    for each in described[1]:
+        try:
+            if each.site.scraper:
+                scrapers.instance_of(each.site.scraper)
+        except InputError as error:
+            note(error)
     return found
 
 
@@ -226,13 +239,22 @@ def _read_all(
     common = attempt(partial(_common, folder / DEFAULTS), _Given({}, {}))
     site = _merged(DEFAULT, common.values, {}, rate)
     default = _Described(site, {}, folder / DEFAULTS, common.places)
+    attempt(partial(_check_required, default), None)
     no_starts: dict[str, _Given] = {}
     given = attempt(partial(_start_urls, folder / START_URLS), no_starts)
     no_files: list[Path] = []
     described: list[_Described | None] = []
+    no_classes: list[Callable[[], scrapers.Source]] = []
+    readers = attempt(partial(scrapers.readers, folder), no_classes)
+    classes = {each.site: each for read in readers if (each := attempt(read, None))}
     for path in attempt(partial(_site_files, folder / "sites"), no_files):
         own = given.pop(path.stem, _Given({}, {}))
-        described.append(attempt(partial(_site, path, own, common, rate), None))
+        source = classes.pop(path.stem, None)
+        described.append(attempt(partial(_site, path, own, common, rate, source), None))
+    for source in classes.values():
+        own = given.pop(source.site, _Given({}, {}))
+        path = Path(source.path)
+        described.append(attempt(partial(_site, path, own, common, rate, source), None))
     for name, own in given.items():
         read = partial(_described, name, folder / START_URLS, own, common, rate)
         described.append(attempt(read, None))
@@ -266,16 +288,28 @@ def _start_urls(path: Path) -> dict[str, _Given]:
     return given
 
 
-def _site(path: Path, given: _Given, common: _Given, rate: str | None) -> _Described:
-    """Describe the site of a file; what start_urls.yaml gives goes before it."""
+def _site(
+    path: Path, given: _Given, common: _Given, rate: str | None, source: scrapers.Source | None
+) -> _Described:
+    """Describe the site of a file, of a class, or of both; then the class goes before the file,
+    and what start_urls.yaml gives before both."""
+    name = source.site if source else path.stem
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
-    if reason := _bad_name(path.stem):
+    if reason := _bad_name(name):
         raise InputError(str(path), reason)
-    values, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
-    places = {key: (path, line) for key, line in lines.items()}
+    values: dict[str, Any] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    if path.suffix == ".yaml":
+        values, lines = sitefile.read(path, CrawlSettings, crawlfile.CHECKS)
+        places = {key: (path, line) for key, line in lines.items()}
+    if source:
+        values |= source.settings()
+        places |= {key: (Path(source.path), line) for key, (line, _) in source.entries.items()}
     own = _Given(values | given.values, places | given.places)
-    return _described(path.stem, path, own, common, rate)
+    described = _described(name, path, own, common, rate)
+    site = msgspec.structs.replace(described.site, scraper=source)
+    return msgspec.structs.replace(described, site=site)
 
 
 def _bad_name(name: str) -> str:
@@ -300,10 +334,18 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
         raise InputError(str(path), reason)
     site = _merged(name, common.values, values, rate)
     described = _Described(site, values, path, common.places | places)
+    _check_required(described)
     for key, host in needed:
         if not any(_covers(pattern, host) for pattern in values["hosts"]):
             described.refuse(f"the host of {key}, {host}, is not among hosts", key)
     return described
+
+
+def _check_required(described: _Described) -> None:
+    """Refuse a required field that no page could have."""
+    for name in described.site.required:
+        if name not in described.site.fields:
+            described.refuse(f"required: there is no field {name[:60]!r}", "required")
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -314,7 +356,7 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
     merged = _overlaid(_overlaid(BUILT_IN, common), own)
     merged["pages"] = [_page_kind(kind, merged) for kind in merged["pages"]]
     merged["structured"] = _is_structured(merged["structured"], merged["fields"])
-    merged["fields"] = _in_locale(merged["fields"], merged["locale"])
+    merged["fields"] = sitefile.with_locale(merged["fields"], merged["locale"] or "")
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
         rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
@@ -332,22 +374,13 @@ def _page_kind(kind: PageKind, site: dict[str, Any]) -> PageKind:
     structured = site["structured"] if kind.structured is None else kind.structured
     return msgspec.structs.replace(
         kind,
-        fields=_in_locale(kind.fields, site["locale"]),
+        fields=sitefile.with_locale(kind.fields, site["locale"] or ""),
         structured=_is_structured(structured, kind.fields),
     )
 
 
 def _is_structured(given: bool | None, fields: dict[str, Field]) -> bool:
     return not fields if given is None else given
-
-
-def _in_locale(fields: dict[str, Field], locale: str | None) -> dict[str, Field]:
-    if not locale:
-        return fields
-    return {
-        name: msgspec.structs.replace(field, locale=field.locale or locale)
-        for name, field in fields.items()
-    }
 
 
 def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -361,6 +394,49 @@ def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     set_here = {name: text for name, text in headers.items() if text is not None}
     merged["headers"] = kept | set_here
     return merged
+
+
+# For programs that use the sites.
+
+
+def get_scraper(name: str) -> "scrapers.Scraper":
+    """Return the scraper of a site of the config folder; `UsageError` if there is none."""
+    from crawler import config
+
+    settings = config.load()
+    known = load(settings.config_dir, settings.rate)
+    site = known.named(name)
+    if site is None:
+        there = ", ".join(known.names) or "none"
+        raise UsageError(f"there is no site {name!r} in {settings.config_dir}; known are: {there}")
+    return scrapers.Scraper(site)
+
+
+class _AvailableSites(Sequence[str]):
+    """The names of the sites that there are now; looks at the config folder each time."""
+
+    def _names(self) -> list[str]:
+        from crawler import config
+
+        folder = config.load().config_dir
+        paths = [*_site_files(folder / "sites"), *scrapers.files(folder)]
+        return sorted({path.stem for path in paths} | scrapers.installed_names())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __repr__(self) -> str:
+        return repr(self._names())
+
+
+AVAILABLE_SITES = _AvailableSites()
 
 
 # URLs of columns.

@@ -27,6 +27,7 @@ from crawler.sites.sitefile import (
     _fields,
     _mapping,
     _regex,
+    _schema,
     _selector,
     _text,
     _Wrong,
@@ -125,6 +126,7 @@ class PageKind(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "listing"
     fields: dict[str, Field] = {}
     required: tuple[str, ...] = ()
+    validate: str | None = None
     structured: Boolean | None = None  # as in the site's file; if not set: where fields are not
 
 
@@ -421,6 +423,7 @@ _RULE_CHECKS: Checks = {
     "on": _roles,
     "fields": _fields,
     "required": _names,
+    "validate": _schema,
 }
 _PAGINATION_CHECKS: Checks = {
     "next": _text_check("next", _selector),

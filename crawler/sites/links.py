@@ -45,6 +45,8 @@ class FoundLinks(NamedTuple):
     base: str
     links: list[FoundLink]
     left_out: tuple[LeftOut, ...] = ()
+    postbacks: tuple[tuple[Pagination, int], ...] = ()
+    """Rules for a next page by script, with the checksum of the links on this one."""
 
 
 def in_html(
@@ -55,9 +57,10 @@ def in_html(
     role: Role,
     previous_list: int | None,
     budget: Budget,
+    own: list[FoundLink] | None = None,
 ) -> FoundLinks:
     """Return the links of an HTML page. `previous_list` is the checksum of the links on the list's
-    page before this one."""
+    page before this one; `own` are the links that the site's class found instead of its rules."""
     base = structured.base_of(tree, page.final_url)
     if role is Role.FILE:
         return FoundLinks(base, [])
@@ -66,13 +69,20 @@ def in_html(
         count = len(found.all)
         left_out = (LeftOut("nofollow", count, page.final_url),) * bool(count)
         return FoundLinks(base, [], left_out)
-    links = list(_by_rules(found, site, role))
+    links = list(_by_rules(found, site, role)) if own is None else own
     following, refused = _next_pages(found, site, role, page.final_url, links, previous_list)
-    return _bounded(base, links + following, refused)
+    postbacks = tuple(_postbacks(found, site, role, links, previous_list))
+    return _bounded(base, links + following, refused)._replace(postbacks=postbacks)
 
 
 def in_json(
-    body: bytes, page: Page, site: Site, role: Role, previous_list: int | None, budget: Budget
+    body: bytes,
+    page: Page,
+    site: Site,
+    role: Role,
+    previous_list: int | None,
+    budget: Budget,
+    own: list[FoundLink] | None = None,
 ) -> FoundLinks:
     """Return the links of a JSON answer: texts that the site's rules name, and its cursor."""
     base = page.final_url
@@ -81,7 +91,9 @@ def in_json(
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return FoundLinks(base, [])
     found = _Json(value, base, budget)
-    links = list(_by_rules(found, site, role)) if site.follow else []
+    links = own or []
+    if own is None and site.follow:
+        links = list(_by_rules(found, site, role))
     following, refused = _next_pages(found, site, role, base, links, previous_list)
     return _bounded(base, links + following, refused)
 
@@ -266,8 +278,7 @@ def _next_pages(
     rules = [rule for rule in site.pagination if role in rule.on]
     if not rules:
         return [], ()
-    items = [link.href for link in links if link.role is Role.LISTING]
-    checksum = crc32("\n".join(items or [link.href for link in links]).encode())
+    items, checksum = _items(links)
     following: list[FoundLink] = []
     left_out: list[LeftOut] = []
     for rule in rules:
@@ -287,6 +298,25 @@ def _next_pages(
         else:
             following.append(FoundLink(after, Role.INDEX, checksum))
     return following, tuple(left_out)
+
+
+def _postbacks(
+    found: _Html, site: Site, role: Role, links: list[FoundLink], previous: int | None
+) -> Iterator[tuple[Pagination, int]]:
+    """Yield the rules by which a script leads to a next page, unless this is the last one."""
+    for rule in site.pagination:
+        if not rule.postback or role not in rule.on or (rule.stop and found.has(rule.stop)):
+            continue
+        items, checksum = _items(links)
+        is_last = not rule.stop and not items and _names_items(site, role)
+        if not is_last and checksum != previous:
+            yield rule, checksum
+
+
+def _items(links: list[FoundLink]) -> tuple[list[str], int]:
+    """Return the items of a list, and the checksum of what it has."""
+    items = [link.href for link in links if link.role is Role.LISTING]
+    return items, crc32("\n".join(items or [link.href for link in links]).encode())
 
 
 def _names_items(site: Site, role: Role) -> bool:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -19,6 +19,8 @@ from crawler.errors import InputError, UrlError
 MAX_SIZE, MAX_DEPTH, MAX_VALUES = 1_000_000, 10, 50_000
 """Bytes of a file, levels of nesting, and values; what an alias repeats counts each time."""
 MAX_FIELDS, MAX_HOSTS, MAX_HEADERS, MAX_HEADER = 500, 10_000, 100, 8_000
+MAX_ALTERNATIVES, MAX_WORDS, MAX_JOIN = 20, 500, 100
+"""Alternatives of a field, its keywords or known texts, and characters between joined texts."""
 MISSING = "missing"  # the record's list of required fields without a value
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _FIELD_NAME = re.compile(r"\w[\w -]{0,99}")
@@ -34,11 +36,14 @@ _PLANNED = {"use_llm": "reading of pages by a language model"}
 
 T = TypeVar("T")
 
-Type = Literal["text", "number", "integer", "date", "url", "boolean", "html"]
+Type = Literal[
+    "text", "number", "integer", "price", "area", "date", "floor", "url", "boolean", "html"
+]
 Boolean = Annotated[bool, Meta(description="true or false")]
 Attempts = Annotated[int, Meta(ge=1, le=20, description="a whole number from 1 to 20")]
 Requests = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000, or none")]
 Delay = Annotated[float, Meta(ge=0, le=86400, description="a number from 0 to 86400 seconds")]
+Rate = Annotated[float, Meta(gt=0, le=1e9, description="a number above 0")]
 Wait = Annotated[float, Meta(ge=0.1, le=86400, description="a number from 0.1 to 86400 seconds")]
 Timeout = Annotated[float, Meta(ge=0.1, le=3600, description="a number from 0.1 to 3600 seconds")]
 
@@ -51,16 +56,78 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     cap_s: Wait = 600.0
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One value, or a list of all values, that a selector finds in a page."""
+class Convert(msgspec.Struct, frozen=True, kw_only=True):
+    """A field in another currency, at a fixed rate."""
 
-    css: str
-    attr: str = ""  # the attribute that holds the value; without one it is the element's text
-    all: Boolean = False
+    field: str
+    to: str
+    rate: Rate
+    currency: str = ""  # the currency that is converted; without it, every other one
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One value, a list of values, or records: where they are in a page, and what they are."""
+
+    css: str = ""
+    attr: tuple[str, ...] = ()  # the attributes that may hold the value, instead of the text
+    json: str = ""
+    json_ld: str = ""
+    meta: str = ""
+    microdata: str = ""
+    label: str = ""
+    url: str = ""
+    xpath: str = ""
     regex: str = ""  # what of the text counts: the first group, or the whole match
+    first_of: tuple["Field", ...] = ()
+    each: str = ""
+    fields: dict[str, "Field"] = {}
+    divide: tuple[str, ...] = ()
+    convert: Convert | None = None
+    all: Boolean = False
     type: Type = "text"
+    unit: str = ""
+    enum: dict[str, str] = {}
+    keywords: tuple[str, ...] = ()
+    join: str | None = None
     locale: str = ""
     required: Boolean = False  # whether a record without the field names it in `missing`
+
+    @property
+    def source(self) -> str:
+        """The key that says where the value is; `text` where it is the whole text around."""
+        return next((key for key in SOURCES if getattr(self, key)), "text")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is a list, which is empty where the page has nothing."""
+        if self.first_of:
+            return any(each.is_list for each in self.first_of)
+        return bool(self.each) or (self.all and self.join is None and not self.keywords)
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the value is made of other fields."""
+        return bool(self.divide or self.convert)
+
+
+SOURCES = (
+    "first_of",
+    "each",
+    "json",
+    "json_ld",
+    "meta",
+    "microdata",
+    "label",
+    "url",
+    "xpath",
+    "divide",
+    "convert",
+    "css",
+)
+"""The keys of a field that say where its value is; `json` may have a `css` beside it."""
+_SHARED = ("type", "unit", "enum", "keywords", "join", "all", "locale")
+"""The keys that alternatives have in common, unless one has its own."""
+_OF_RECORDS = ("each", "json", "json_ld", "microdata")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +148,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encoding: str | None = None  # the charset of every page, whatever pages and their headers say
     locale: str | None = None
     fields: dict[str, Field] = {}
+    required: tuple[str, ...] = ()  # fields without which a record is invalid
+    validate: str | None = None  # the JSON Schema of a record, as JSON
     structured: Boolean | None = None
     """Whether records hold what any page says about itself; if not set: where fields are not."""
 
@@ -93,6 +162,7 @@ class Node(msgspec.Struct):
     anchor: str
     text: str = ""
     is_null: bool = False
+    is_quoted: bool = False
     items: list["Node"] = []
     size: int = 1
     """Values in it, with those that aliases repeat; while it is read, values before it."""
@@ -168,6 +238,16 @@ def read_entries(
     except _Wrong as wrong:
         others = [InputError(str(path), other.reason, other.line) for other in wrong.others]
         raise InputError(str(path), wrong.reason, wrong.line, 1, tuple(others)) from None
+
+
+def checked_entries(
+    path: str, entries: Entries, keys: type[Settings], checks: Checks
+) -> dict[str, Any]:
+    """Check values that were read from a file of another kind."""
+    try:
+        return _checked(entries, keys, "", checks)
+    except _Wrong as wrong:
+        raise InputError(path, wrong.reason, wrong.line) from None
 
 
 def _top_entries(text: str) -> Entries:
@@ -264,8 +344,9 @@ def _node(event: Any, line: int) -> Node:
     kind = type(event).__name__.removesuffix("Event").removesuffix("Start").lower()
     if kind != "scalar":
         return Node(kind, line, event.anchor)
-    is_null = event.implicit[0] and event.value.lower() in ("", "~", "null")
-    return Node(kind, line, event.anchor, event.value, is_null)
+    is_plain = event.implicit[0]
+    is_null = is_plain and event.value.lower() in ("", "~", "null")
+    return Node(kind, line, event.anchor, event.value, is_null, not is_plain)
 
 
 def _entries(mapping: Node) -> Entries:
@@ -544,33 +625,211 @@ def _locale(text: str) -> str:
     raise ValueError(f"{text[:60]!r} is not a known locale; {hint}")
 
 
-def _fields(node: Node) -> dict[str, Field]:
+def _fields(node: Node, in_record: bool = False) -> dict[str, Field]:
     fields: dict[str, Field] = {}
     faults = _Faults()
     for name, (line, value) in _mapping("fields", node, MAX_FIELDS).items():
         with faults:
-            fields[name] = _field(name, line, value)
+            if not _FIELD_NAME.fullmatch(name):
+                allowed = "letters, digits, spaces, - and _ make one"
+                raise _Wrong(f"fields: {name[:60]!r} is not a name; {allowed}", line)
+            if name == MISSING:
+                meaning = "the name of the list of required fields that a page lacks"
+                raise _Wrong(f"fields: {MISSING!r} is {meaning}", line)
+            field = _field(name, line, value, in_record)
+            for used in (*field.divide, *([field.convert.field] if field.convert else [])):
+                if used not in fields:
+                    reason = f"there is no field {used[:60]!r} before it"
+                    raise _Wrong(f"the field {name}: {reason}", line)
+            fields[name] = field
     faults.end()
     return fields
 
 
-def _field(name: str, line: int, node: Node) -> Field:
-    if not _FIELD_NAME.fullmatch(name):
-        allowed = "letters, digits, spaces, - and _ make one"
-        raise _Wrong(f"fields: {name[:60]!r} is not a name; {allowed}", line)
-    if name == MISSING:
-        meaning = "the name of the list of required fields that a page lacks"
-        raise _Wrong(f"fields: {MISSING!r} is {meaning}", line)
+def _field(
+    name: str, line: int, node: Node, in_record: bool, shared: dict[str, Any] | None = None
+) -> Field:
+    """Read a field, or one of its alternatives with the keys that they `share`."""
     if node.kind == "scalar":
-        return Field(css=_value("css", node, str))
+        return Field(css=_checked_text("css", node, _selector), **(shared or {}))
+    if node.kind == "sequence" and shared is None:
+        return _chain(name, node, in_record, {})
     entries = _mapping(f"the field {name}", node)
-    given = _checked(entries, Field, f" in the field {name}")
-    if "css" not in given:
-        raise _Wrong(f"the field {name} has no css, the selector that finds it", line)
-    if given.get("type") == "html" and "attr" in given:
-        reason = "an attribute has no html; leave out attr or the type"
-        raise _Wrong(f"the field {name}: {reason}", entries["type"][0])
-    return Field(**given)
+    checks = _FIELD_CHECKS
+    if in_record:
+        checks = {**checks, "xpath": partial(_no_xpath, name)}
+    given = _checked(entries, Field, f" in the field {name}", checks)
+    if chain := given.pop("first_of", None):
+        own = {key: value for key, value in given.items() if key not in (*_SHARED, "required")}
+        if own or shared is not None:
+            reason = f"first_of has its keys in its alternatives, but not {' and '.join(own)}"
+            if not own:
+                reason = "first_of cannot be inside another one"
+            raise _Wrong(f"the field {name}: {reason}", line)
+        required = given.pop("required", False)
+        field = _chain(name, chain, in_record, given)
+        return msgspec.structs.replace(field, required=required or field.required)
+    if "fields" in given:
+        given["fields"] = _fields(given["fields"], in_record=True)
+    field = Field(**((shared or {}) | given))
+    if reason := _contradiction(field, given, in_record):
+        raise _Wrong(f"the field {name}{reason}", entries.get("type", (line,))[0])
+    return field
+
+
+def _chain(name: str, node: Node, in_record: bool, shared: dict[str, Any]) -> Field:
+    if node.kind != "sequence" or not node.items:
+        raise _Wrong(f"the field {name}: first_of must be a list of alternatives", node.line)
+    if len(node.items) > MAX_ALTERNATIVES:
+        reason = f"more than {MAX_ALTERNATIVES} alternatives"
+        raise _Wrong(f"the field {name} has {reason}", node.line)
+    found = tuple(_field(name, each.line, each, in_record, shared) for each in node.items)
+    return Field(first_of=found, required=any(each.required for each in found))
+
+
+def _contradiction(field: Field, given: dict[str, Any], in_record: bool) -> str:
+    """Return what is missing or too much in a field, as the end of a sentence."""
+    named = [key for key in SOURCES if key in given and (key, "json" in given) != ("css", True)]
+    if len(named) > 1:
+        return f" has {' and '.join(named)}; write a list of alternatives, one for each"
+    is_text = field.regex or field.keywords or in_record
+    if not named and not is_text:
+        return f" has no css, the selector that finds it, and none of {', '.join(SOURCES[:-1])}"
+    if field.type == "html" and field.attr:
+        return ": an attribute has no html; leave out attr or the type"
+    if bool(field.fields) != bool(field.each) and not (field.fields and named):
+        return ": each needs fields, and fields need each, json, json_ld or microdata"
+    if field.fields and named[0] not in _OF_RECORDS:
+        return f": {named[0]} gives no records; fields need {', '.join(_OF_RECORDS)}"
+    if field.attr and (set(named) - {"css", "json"} or (field.json and not field.css)):
+        return f": attr belongs to css, not to {named[0]}"
+    read_as = [key for key in ("type", "enum", "keywords") if key in given]
+    if len(read_as) > 1:
+        return f" has {' and '.join(read_as)}; only one of them says what the value is"
+    if field.unit:
+        return _wrong_unit(field)
+    return ""
+
+
+def _wrong_unit(field: Field) -> str:
+    from crawler.sites import measures
+
+    if field.type == "price":
+        if field.unit not in measures.currencies().values():
+            return f": the unit {field.unit!r} is no currency's code, such as EUR"
+    elif field.type == "area":
+        try:
+            measures.unit_of_area(field.unit)
+        except ValueError as error:
+            return f": {error}"
+    else:
+        return ": only a price and an area have a unit"
+    return ""
+
+
+def with_locale(fields: dict[str, Field], locale: str) -> dict[str, Field]:
+    """Give a file's locale to the fields that have none of their own."""
+    return {name: _with_locale(field, locale) for name, field in fields.items()}
+
+
+def _with_locale(field: Field, locale: str) -> Field:
+    return msgspec.structs.replace(
+        field,
+        locale=field.locale or locale,
+        first_of=tuple(_with_locale(each, locale) for each in field.first_of),
+        fields=with_locale(field.fields, locale),
+    )
+
+
+def _listed(key: str, node: Node, check: Callable[[str], str]) -> tuple[str, ...]:
+    """Check a text, or a list of texts."""
+    nodes = [node]
+    if node.kind == "sequence":
+        nodes = node.items
+    if not nodes or len(nodes) > MAX_WORDS:
+        raise _Wrong(f"{key} must have 1 to {MAX_WORDS} entries", node.line)
+    return tuple(dict.fromkeys(_checked_text(key, item, check) for item in nodes))
+
+
+def _divide(node: Node) -> tuple[str, ...]:
+    if node.kind != "sequence" or len(node.items) != 2:
+        raise _Wrong("divide must be a list of two fields, as in [price, area]", node.line)
+    return tuple(_text("divide", item) for item in node.items)
+
+
+def _convert(node: Node) -> Convert:
+    from crawler.sites.measures import currencies
+
+    entries = _mapping("convert", node)
+    a_number: Checks = {
+        "rate": lambda node: _checked_text("rate", node, partial(_converted, kind=Rate))
+    }
+    given = _checked(entries, Convert, " in convert", a_number)
+    for key in ("field", "to", "rate"):
+        if key not in given:
+            raise _Wrong(f"convert has no {key}", node.line)
+    for key in ("to", "currency"):
+        if key in given and given[key] not in currencies().values():
+            reason = f"{given[key][:60]!r} is no currency's code, such as EUR"
+            raise _Wrong(f"convert: {reason}", entries[key][0])
+    return Convert(**given)
+
+
+def _enum(node: Node) -> dict[str, str]:
+    entries = _mapping("enum", node, MAX_WORDS)
+    return {text: _text("enum", value) for text, (_, value) in entries.items()}
+
+
+def _join(node: Node) -> str:
+    if node.kind != "scalar" or len(node.text) > MAX_JOIN:
+        raise _Wrong(f"join must be a text of up to {MAX_JOIN} characters", node.line)
+    return str(node.text)
+
+
+def _no_xpath(name: str, node: Node) -> str:
+    reason = "xpath cannot be used inside of each; write css"
+    raise _Wrong(f"the field {name}: {reason}", node.line)
+
+
+def _xpath(text: str) -> str:
+    from crawler.sites.xpath import check
+
+    check(text)
+    return text
+
+
+def _path(text: str) -> str:
+    from crawler.sites import jsonpath
+
+    jsonpath.compile(text)
+    return text
+
+
+def _required(node: Node) -> tuple[str, ...]:
+    return _listed("required", node, str)
+
+
+def _schema(node: Node) -> str:
+    from crawler.sites import validation
+
+    try:
+        return validation.checked(_json_value(node))
+    except ValueError as error:
+        raise _Wrong(f"validate: {error}", node.line) from None
+
+
+def _json_value(node: Node) -> Any:
+    """Return what a value of YAML is in JSON; a text in quotes is a text."""
+    if node.kind == "sequence":
+        return [_json_value(item) for item in node.items]
+    if node.kind == "mapping":
+        return {key: _json_value(value) for key, (_, value) in _entries(node).items()}
+    if node.is_null or node.is_quoted:
+        return None if node.is_null else node.text
+    try:
+        return msgspec.json.decode(node.text)
+    except msgspec.DecodeError:
+        return node.text
 
 
 def _selector(text: str) -> str:
@@ -587,7 +846,7 @@ def _regex(text: str) -> str:
     return text
 
 
-def _attr(text: str) -> str:
+def _attribute(text: str) -> str:
     text = text.lower()
     if not _ATTRIBUTE.fullmatch(text):
         raise ValueError(f"{text[:60]!r} is not an attribute's name")
@@ -599,6 +858,8 @@ _NODE_CHECKS: dict[str, Callable[[Node], Any]] = {
     "retry": _retry,
     "headers": _headers,
     "fields": _fields,
+    "required": _required,
+    "validate": _schema,
 }
 _TEXT_CHECKS: dict[str, Callable[[str], Any]] = {
     "rate": _rate,
@@ -608,5 +869,21 @@ _TEXT_CHECKS: dict[str, Callable[[str], Any]] = {
     "locale": _locale,
     "css": _selector,
     "regex": _regex,
-    "attr": _attr,
+}
+_FIELD_CHECKS: Checks = {
+    "attr": lambda node: _listed("attr", node, _attribute),
+    "each": lambda node: _checked_text("each", node, _selector),
+    "json": lambda node: _checked_text("json", node, _path),
+    "json_ld": lambda node: _checked_text("json_ld", node, _path),
+    "microdata": lambda node: _checked_text("microdata", node, _path),
+    "url": lambda node: _checked_text("url", node, _regex),
+    "xpath": lambda node: _checked_text("xpath", node, _xpath),
+    "first_of": lambda node: node,  # read later, with the keys that are shared
+    "fields": lambda node: node,
+    "divide": _divide,
+    "convert": _convert,
+    "enum": _enum,
+    "keywords": lambda node: _listed("keywords", node, str),
+    "join": _join,
+    "required": lambda node: _checked_text("required", node, partial(_converted, kind=Boolean)),
 }

@@ -40,6 +40,7 @@ _PLAIN_PATH = re.compile(
 )
 """References that make a URL when appended to its origin or folder."""
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
+_JSON_START = re.compile(r"[\s=:(]*(?=[{\[])")
 URL_ATTRIBUTES = {
     **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
     **dict.fromkeys(("a", "area", "link"), "href"),
@@ -56,17 +57,17 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     """Return all that is found in a page, as JSON values; removes parts of the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
-    metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
+    named, data, links = list(metas(tree)), json_ld(tree, budget), _links(tree, base, budget)
     _remove(tree, _INVISIBLE, budget)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title", budget),
-        "description": next((value for name, value in metas if name == "description"), ""),
+        "description": next((value for name, value in named if name == "description"), ""),
         "canonical": absolute(base, _first_attribute(tree, _CANONICAL, "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree, budget),
-        "json_ld": json_ld,
-        "opengraph": _grouped(pair for pair in metas if ":" in pair[0]),
-        "microdata": _microdata(tree, base, budget),
+        "json_ld": data,
+        "opengraph": _grouped(pair for pair in named if ":" in pair[0]),
+        "microdata": microdata(tree, base, budget),
     }
     beside = _remove_controls(tree, budget)
     found, tables = pairs.read(tree, budget)
@@ -189,7 +190,13 @@ def _add(record: Record, name: str, value: object) -> None:
         record[name] = [known, value]
 
 
-def _metas(tree: LexborHTMLParser) -> Iterator[Pair]:
+def meta(tree: LexborHTMLParser) -> Record:
+    """Return the contents of meta tags by name or property."""
+    return _grouped(metas(tree))
+
+
+def metas(tree: LexborHTMLParser) -> Iterator[Pair]:
+    """Return name (or property) and content of a page's meta tags."""
     for node in tree.css("meta[content]")[:MAX_METAS]:
         attributes = node.attributes
         name = attributes.get("property") or attributes.get("name") or ""
@@ -244,20 +251,50 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     return list(links)
 
 
-def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
-    found: list[object] = []
-    left, parts = MAX_JSON_LENGTH, MAX_JSON_PARTS
+class JsonBudget:
+    """What may be read of a page's JSON: its characters, and its objects and lists."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._left, self._parts = MAX_JSON_LENGTH, MAX_JSON_PARTS
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the last text was too much."""
+        return self._left < 0 or self._parts < 0
+
+    def read(self, text: str, is_first: bool = False) -> object:
+        """Return the value of a JSON text, or None; with `is_first`, of the beginning of a text."""
+        self._left -= len(text)
+        self._parts -= text.count("{") + text.count("[")
+        if self.is_spent:
+            return None
+        self._budget.check(len(text))
+        return _first_json(text) if is_first else _json(text)
+
+
+def json_ld(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
+    """Return the objects of a page's JSON-LD."""
+    found: list[Record] = []
+    reader = JsonBudget(budget)
     for node in tree.css('script[type*="ld+json" i]')[:MAX_JSON_BLOCKS]:
-        text = node.text()
-        left -= len(text)
-        parts -= text.count("{") + text.count("[")
-        if left < 0 or parts < 0:
+        value = reader.read(node.text())
+        if reader.is_spent:
             break
-        budget.check(len(text))
-        value = _json(text)
         items = value if isinstance(value, list) else [value]
         found += [item for item in items if isinstance(item, dict)]
     return found
+
+
+def _first_json(text: str) -> object:
+    """Return the object or list that a text begins with, whatever follows."""
+    start = _JSON_START.match(text)
+    if not start:
+        return None
+    try:
+        return _plain(json.JSONDecoder(strict=False).raw_decode(text, start.end())[0])
+    except (ValueError, RecursionError):
+        return None
 
 
 def _json(text: str) -> object:
@@ -320,7 +357,8 @@ def _table(rows: pairs.Grid) -> list[Record]:
     return [{name: cell[1] for name, cell in zip(names, row, strict=False)} for row in rows[1:]]
 
 
-def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
+def microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
+    """Return the items of a page's microdata, each with its type and properties."""
     scopes = {node.mem_id: node for node in find(tree, "[itemscope]", budget)[:MAX_ITEMS]}
     budget.check(len(tree.raw_html))
     if not scopes:

@@ -5,6 +5,7 @@ A locale decides where a text can be read in two ways.
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
@@ -198,6 +199,7 @@ _NO_GROUPS = str.maketrans(dict.fromkeys(f"'_ {_NO_BREAK}"))
 _COMMAS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 _DOTS = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+")
 _MAX_BEFORE = 12  # characters before a number that may hold its sign
+_MAX_AROUND = 40  # characters before and behind a number that may name its unit
 _LEADING_POINT = re.compile(r"(?<![\w.,])[.,]\Z")
 # A dash behind a letter or a digit joins ("unit-2"), and one between spaces parts ("Price - 500").
 _MINUS = re.compile(
@@ -239,11 +241,25 @@ class _Unclear(Exception):
     """Raised where a number may mean several amounts."""
 
 
+class Amount(NamedTuple):
+    """A number in a text, and the text around it; no value where it may mean several."""
+
+    value: int | float | None
+    before: str
+    behind: str
+
+
 def number(text: str, locale: Locale = ANY_LOCALE) -> int | float | None:
     """Return the first number: `$1,234.50`, `1 234,50 €`, `(12)` for -12, `1,2 Mio. €`.
 
     Returns None where the number may mean several amounts.
     """
+    first = next(amounts(text, locale), None)
+    return first.value if first else None
+
+
+def amounts(text: str, locale: Locale = ANY_LOCALE) -> Iterator[Amount]:
+    """Return the numbers of a text, one after the other."""
     text = _ascii(text)
     pattern = _NUMBER
     if locale.spaced:
@@ -257,13 +273,14 @@ def number(text: str, locale: Locale = ANY_LOCALE) -> int | float | None:
             end = begin + 1
             if not _MORE_DIGITS.match(text, end) and (not unit[1] or len(found[0]) == 1):
                 continue  # of m2, which counts nothing
-            if found[0][1:2] in (" ", _NO_BREAK):
-                return None  # "m 2 500" may be 2500 or 500
+            if found[0][1:2] in (" ", _NO_BREAK):  # "m 2 500" may be 2500 or 500
+                yield Amount(None, text[left:begin], "")
+                return
         try:
-            return _amount(text, found, left, locale)
+            value, begin, end = _amount(text, found, left, locale)
         except _Unclear:
-            return None
-    return None
+            value, end = None, found.end()
+        yield Amount(value, text[max(0, begin - _MAX_AROUND) : begin], text[end:][:_MAX_AROUND])
 
 
 def _ascii(text: str) -> str:
@@ -274,8 +291,13 @@ def _ascii(text: str) -> str:
     return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_SAME))
 
 
-def _amount(text: str, found: re.Match[str], left: int, locale: Locale) -> int | float:
-    """Read a number with what stands before and behind it: its sign, fractions and thousands."""
+def _amount(
+    text: str, found: re.Match[str], left: int, locale: Locale
+) -> tuple[int | float, int, int]:
+    """Read a number with what stands before and behind it: its sign, fractions and thousands.
+
+    Returns the number, its beginning and its end.
+    """
     begin, end = found.span()
     if not locale.spaced and (longer := _SPACED.match(text, begin)):
         # In English a space separates two numbers, but not the groups of an amount of money.
@@ -295,11 +317,11 @@ def _amount(text: str, found: re.Match[str], left: int, locale: Locale) -> int |
     if _MINUS_BEHIND.match(text, end):
         if _YEAR.fullmatch(written):
             raise _Unclear
-        return -value
+        return -value, begin, end
     brackets = _OPEN.search(text, left, begin) and _CLOSE.match(text, end)
     if brackets or _MINUS.search(text, left, begin):
-        return -value
-    return value
+        return -value, begin, end
+    return value, begin, end
 
 
 def _part_of_one(fraction: re.Match[str], text: str) -> int | float:

@@ -7,6 +7,8 @@ from functools import cache, partial
 
 import pytest
 
+from crawler.sites.sitefile import Field
+
 MOST_MB = 64
 """What the architecture promises for all that is made of one page: text, tree, verdict, fields,
 record."""
@@ -59,7 +61,7 @@ FIELDS = [
     {"css": "td", "all": True},
     {"css": ", ".join(["*", "div > p"] * 16), "all": True},
     {"css": "div p", "all": True},
-    {"css": "a", "attr": "href", "type": "url", "all": True},
+    {"css": "a", "attr": ["href"], "type": "url", "all": True},
     {"css": "body", "regex": r"(\d+) b"},
     *({"css": css, "type": "html"} for css in ("html", "div", "p", "a", "template")),
     *(
@@ -67,9 +69,15 @@ FIELDS = [
         for kind in ("text", "html", "number", "integer", "date", "boolean", "url")
     ),
     *(
-        {"css": "[title]", "attr": "title", "type": kind}
+        {"css": "[title]", "attr": ["title"], "type": kind}
         for kind in ("text", "html", "url", "number")
     ),
+    {"each": "div, tr", "fields": {"a": Field(css="p, td", all=True), "b": Field(label="x")}},
+    {"each": "div", "fields": {"a": Field(each="p", fields={"x": Field(regex=r"\d+")})}},
+    {"json": "a.b", "regex": "=", "all": True},
+    *({key: "a.b", "all": True} for key in ("json_ld", "microdata", "meta", "label")),
+    {"css": "p", "join": ", "},
+    {"css": "p", "keywords": ("nothing",)},
 ]
 """Every type of field, for one element and for all."""
 MANY_FIELDS = [{"css": "body", "type": "html"}] * 1_000

@@ -1,0 +1,521 @@
+"""Sites as Python classes: where they are, how they are run, and what they may return.
+
+A class is found and its settings are read without running its file: a broken or slow file must not
+keep commands from working, and a worker's parent process must not load what its children replace.
+"""
+
+import ast
+import inspect
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from itertools import islice
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from crawler.errors import CrawlerError, FetchError, InputError
+from crawler.logs import printable
+from crawler.models import Page, Role
+from crawler.sites.crawlfile import CHECKS, CrawlSettings
+from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node, checked_entries
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    from crawler.fetch.budget import Budget
+    from crawler.sites import Site
+    from crawler.sites.page_view import PageView
+
+log = logging.getLogger(__name__)
+
+FOLDER, GROUP = "scrapers", "crawler.sites"
+METHODS = ("extract_listing", "extract_listing_urls")
+ROLES = ("listing", "index", "file")
+MAX_RECORDS, MAX_URLS = 10_000, 100_000  # of one page
+MAX_MESSAGE = 500  # characters of an error that a class raised
+MIN_FREE = 64_000_000  # bytes; with fewer free, a MemoryError is not the scraper's
+_NOT_IN_NAMES = re.compile(r"\W")
+
+Link = tuple[str, str]
+"""The URL and the role of a page that a scraper asks for."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The class of a site, as found without running it."""
+
+    site: str
+    path: str
+    version: str
+    """Twelve digits of the hash of its source."""
+    class_name: str
+    code: bytes
+    module: str = ""
+    """The importable module of an installed package; empty for a file of the config folder."""
+    entries: Entries = {}
+    """The keys of a site's file that the class has as attributes."""
+
+    def __repr__(self) -> str:
+        return f"Source({self.path}, {self.class_name}, {self.version})"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the attributes that are keys of a site's file, checked as these are."""
+        return checked_entries(self.path, self.entries, CrawlSettings, CHECKS)
+
+    def line_of(self, key: str) -> int | None:
+        """Return the line of an attribute."""
+        return self.entries[key][0] if key in self.entries else None
+
+
+# Finding.
+
+
+def readers(config: Path) -> list[Callable[[], Source]]:
+    """Return what reads each class: those of installed packages, and those of the config folder,
+    which go before them."""
+    installed = [partial(_read_installed, entry) for entry in _entry_points()]
+    return [*installed, *(partial(read, path) for path in files(config))]
+
+
+def files(config: Path) -> list[Path]:
+    """Return the files with classes; those whose names begin with _ are shared by them."""
+    return [path for path in _python_files(config) if path.name[0] not in "._"]
+
+
+def _python_files(config: Path) -> list[Path]:
+    folder = config / FOLDER
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".py")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
+
+
+def read(path: Path) -> Source:
+    """Find the class of a file; its version covers the files that all in the folder share."""
+    code = _bytes_of(path)
+    digest = sha256(code)
+    for shared in _python_files(path.parents[1]):
+        if shared.name[0] == "_":
+            digest.update(b"\0%b\0%b" % (shared.name.encode(), _bytes_of(shared)))
+    return _source(path.stem, str(path), code, digest.hexdigest()[:12])
+
+
+def installed_names() -> set[str]:
+    """Return the sites whose classes are in installed packages."""
+    return set(_entry_points().names)
+
+
+def _entry_points() -> "EntryPoints":
+    from importlib.metadata import entry_points  # takes as long as all else here
+
+    return entry_points(group=GROUP)
+
+
+def _read_installed(entry: "EntryPoint") -> Source:
+    """Find the class behind an entry point."""
+    path = _located(entry.module)
+    if path is None or not entry.attr:
+        reason = f"{entry.name} = {entry.value} names no class in a Python file"
+        raise InputError(f"the entry points {GROUP}", reason)
+    code = _bytes_of(path)
+    version = sha256(code).hexdigest()[:12]
+    return _source(entry.name, str(path), code, version, entry.module, entry.attr)
+
+
+def _located(module: str) -> Path | None:
+    """Return the file of a module; unlike `find_spec` of importlib, runs no package."""
+    name, places, origin = "", None, None
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        specs = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
+        if spec is None:
+            return None
+        places, origin = spec.submodule_search_locations, spec.origin
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise InputError(str(path), f"the file cannot be read ({error.strerror})") from None
+    if len(code) > MAX_SIZE:
+        raise InputError(str(path), f"the file has {len(code):,} bytes, more than {MAX_SIZE:,}")
+    return code
+
+
+def _source(
+    site: str, path: str, code: bytes, version: str, module: str = "", class_name: str = ""
+) -> Source:
+    try:
+        tree = ast.parse(code, path)
+    except SyntaxError as error:
+        raise InputError(path, f"not Python: {error.msg}", error.lineno) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(path, f"not Python: {error}") from None
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    if class_name:
+        classes = [node for node in classes if node.name == class_name]
+    else:
+        classes = [node for node in classes if not node.name.startswith("_")]
+    if len(classes) > 1:
+        classes = [node for node in classes if _has_method(node)]
+    if len(classes) != 1:
+        wanted = f"one class with {' or '.join(METHODS)}"
+        found = f"{len(classes)} such classes"
+        hint = "give the others names that begin with _"
+        if not classes:
+            found, hint = "none", "see docs/SCRAPERS.md"
+        raise InputError(path, f"the file must have {wanted}, and has {found}; {hint}")
+    return Source(
+        site=site, path=path, version=version, class_name=classes[0].name, code=code,
+        module=module, entries=_entries(path, classes[0]),
+    )  # fmt: skip
+
+
+def _has_method(node: ast.ClassDef) -> bool:
+    return any(isinstance(each, ast.FunctionDef) and each.name in METHODS for each in node.body)
+
+
+def _entries(path: str, node: ast.ClassDef) -> Entries:
+    """Return the attributes of a class that are keys of a site's file."""
+    entries: Entries = {}
+    for each in node.body:
+        match each:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                pass
+            case _:
+                continue
+        if name in CrawlSettings.__struct_fields__:
+            entries[name] = each.lineno, _value(path, name, value)
+    return entries
+
+
+def _value(path: str, key: str, given: ast.expr, depth: int = 0) -> Node:
+    """Make of a literal what the same value in a site's file would be."""
+    line, below = given.lineno, depth + 1
+    if depth <= MAX_DEPTH:
+        match given:
+            case ast.Constant(value=None):
+                return Node("scalar", line, "", is_null=True)
+            case ast.Constant(value=bool() as value):
+                return Node("scalar", line, "", str(value).lower())
+            case ast.Constant(value=str() | int() | float() as value):
+                return Node("scalar", line, "", str(value))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                inner = [_value(path, key, item, below) for item in items]
+                return Node("sequence", line, "", items=inner)
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                pairs = [each for pair in zip(keys, values, strict=True) for each in pair if each]
+                inner = [_value(path, key, item, below) for item in pairs]
+                return Node("mapping", line, "", items=inner)
+    reason = f"{key} must be written out (texts, numbers, lists, dicts)"
+    raise InputError(path, f"{reason}, because it is read without running the file", line)
+
+
+# Running. User code is trusted, but an error in it may cost no more than its page.
+
+_instances: dict[tuple[str, str], Any] = {}
+_lock = threading.RLock()
+_told_faults: set[str] = set()
+
+
+def is_loaded(source: Source) -> bool:
+    """Say whether this process has run the file of a class."""
+    return (source.path, source.version) in _instances
+
+
+def instance_of(source: Source) -> Any:
+    """Run the file of a class, once per process, and return its scraper; `InputError` where that
+    fails."""
+    with _lock:
+        if not is_loaded(source):
+            try:
+                _instances[source.path, source.version] = _instance(source)
+            except InputError as error:
+                if str(error) not in _told_faults:
+                    _told_faults.add(str(error))
+                    log.warning("the pages of %s wait: %s", source.site, error)
+                raise
+        return _instances[source.path, source.version]
+
+
+def _instance(source: Source) -> Any:
+    try:
+        module = import_module(source.module) if source.module else _run(source)
+        vars(module).setdefault("print", _print)
+        made = getattr(module, source.class_name)()
+    except BaseException as error:
+        if _is_interrupt(error):
+            raise
+        if isinstance(error, SyntaxError) and error.filename:
+            raise InputError(error.filename, f"not Python: {error.msg}", error.lineno) from None
+        path, line = place_of(error, source.path) or (source.path, None)
+        raise InputError(path, f"the file cannot be run: {_told(error)}", line) from None
+    if not any(callable(getattr(made, name, None)) for name in METHODS):
+        raise InputError(source.path, f"{source.class_name} has no {' and no '.join(METHODS)}")
+    return made
+
+
+def _run(source: Source) -> ModuleType:
+    """Run the very bytes whose hash is the version: the file may have changed meanwhile."""
+    _find_shared(Path(source.path).parent)
+    module = ModuleType(f"crawler_scraper_{_NOT_IN_NAMES.sub('_', source.site)}")
+    module.__file__ = source.path
+    vars(module)["print"] = _print
+    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    exec(compile(source.code, source.path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+    return module
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles a file each time: a cached one survives an edit within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class _SharedFinder:
+    """Finds `_name.py` of the scrapers' folder as the module `_name`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the module's spec, as the import system asks for it."""
+        file = str(self.folder / f"{name}.py")
+        if path is not None or not name.startswith("_") or not Path(file).is_file():
+            return None
+        return spec_from_file_location(name, file, loader=_Uncached(name, file))
+
+
+def _find_shared(folder: Path) -> None:
+    known = [finder for finder in sys.meta_path if isinstance(finder, _SharedFinder)]
+    if not any(finder.folder == folder for finder in known):
+        sys.meta_path.append(_SharedFinder(folder))
+
+
+def _print(*values: object, file: Any = None, **how: Any) -> None:
+    """Print to stderr, a worker's log: stdout is for the data of commands."""
+    with suppress(OSError):  # a terminal that is gone must not cost a page
+        print(*values, file=file or sys.stderr, **how)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Say whether it is Ctrl-C, and not an error that user code raised."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return isinstance(error, KeyboardInterrupt) and is_main
+
+
+def place_of(error: BaseException, path: str) -> tuple[str, int] | None:
+    """Return the last line of a file, or of one beside it, that an error came through."""
+    folder, place = Path(path).parent, None
+    trace = error.__traceback__
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if name == path or Path(name).parent == folder:
+            place = name, trace.tb_lineno
+        trace = trace.tb_next
+    return place
+
+
+def _told(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an error of the user's own class may have any __str__
+        text = "an error without a text"
+    return f"{type(error).__name__}: {text[:MAX_MESSAGE]}".rstrip(": ")
+
+
+def defines(source: Source | None, method: str) -> bool:
+    """Say whether a class has a method of its own; else the site's file decides."""
+    return source is not None and callable(getattr(instance_of(source), method, None))
+
+
+def makes_record(site: "Site", role: Role | None) -> bool:
+    """Say whether the class of a site makes the record of a page.
+
+    In a crawl it makes those of listings, if anything tells which pages are listings.
+    """
+    source = site.scraper
+    if source is None or not defines(source, METHODS[0]):
+        return False
+    is_told = defines(source, METHODS[1]) or site.follow is not None or site.pages
+    return role in (None, Role.LISTING) or not is_told
+
+
+def finds_links(site: "Site", role: Role) -> bool:
+    """Say whether the class of a site finds the links of a page in a crawl."""
+    return role in (Role.START, Role.INDEX) and defines(site.scraper, METHODS[1])
+
+
+def listing(page: "PageView") -> dict[str, Any]:
+    """Return the record that a class makes of a page; several are a list under `records`.
+
+    Whatever goes wrong in the class, `FetchError` says so with file and line.
+    """
+    source = _source_of(page)
+    with _blamed(source, METHODS[0], page.budget):
+        made = _records(_called(source, METHODS[0], page))
+        if made is None:
+            return {}
+        record = msgspec.json.decode(msgspec.json.encode(made))
+    if isinstance(made, list):
+        return {"records": record}
+    result: dict[str, Any] = record
+    return result
+
+
+def links(page: "PageView") -> list[Link]:
+    """Return the URLs that a class finds in a page, absolute, each once, with their roles."""
+    source = _source_of(page)
+    with _blamed(source, METHODS[1], page.budget):
+        return _links(_called(source, METHODS[1], page), page)
+
+
+def _source_of(page: "PageView") -> Source:
+    source = page.site.scraper
+    assert source is not None, page.site.name
+    return source
+
+
+def _links(found: Any, page: "PageView") -> list[Link]:
+    links: dict[str, str] = {}
+    for item in islice(_not_async(found) or (), MAX_URLS):
+        url, role = item if isinstance(item, tuple) and len(item) == 2 else (item, ROLES[0])
+        if not isinstance(url, str) or role not in ROLES:
+            what = f"{item!r:.100} is neither a URL nor a pair of URL and role"
+            raise TypeError(f"{what}; roles are {', '.join(ROLES)}")
+        if address := page.urljoin(url):
+            links.setdefault(address, role)
+    return list(links.items())
+
+
+def _called(source: Source, method: str, page: "PageView") -> Any:
+    """Call a method. The name of this function tells a crash report where user code begins."""
+    function = getattr(instance_of(source), method)
+    if _takes_html(function):
+        return function(page.html, page.url)
+    return function(page)
+
+
+def _takes_html(function: Callable[..., Any]) -> bool:
+    """Say whether a method is written as `extract_listing(html, url)`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [each for each in parameters if each.kind in kinds and each.default is each.empty]
+    return len(needed) == 2
+
+
+def _records(made: Any) -> Any:
+    """Return what a class returned, with the items of a generator as a list."""
+    if isinstance(_not_async(made), Iterator):
+        made = list(islice(made, MAX_RECORDS + 1))
+    if isinstance(made, list | tuple):
+        if len(made) > MAX_RECORDS:
+            raise ValueError(f"it returned more than {MAX_RECORDS:,} records")
+        made = [_mapping(each) for each in made]
+    elif made is not None:
+        made = _mapping(made)
+    return made
+
+
+def _not_async(made: Any) -> Any:
+    if inspect.iscoroutine(made):
+        made.close()
+    if inspect.isawaitable(made) or inspect.isasyncgen(made):
+        raise TypeError("it is async, and scrapers are called without await")
+    return made
+
+
+def _mapping(made: Any) -> dict[Any, Any]:
+    """Return a record as a dict of JSON values; dataclasses and the like are fine."""
+    plain = msgspec.to_builtins(made, str_keys=True)
+    if not isinstance(plain, dict):
+        wanted = "a dict, a list of dicts, or None"
+        raise TypeError(f"it returned {type(made).__name__}, where {wanted} is expected")
+    return plain
+
+
+@contextmanager
+def _blamed(source: Source, method: str, budget: "Budget") -> Iterator[None]:
+    """Turn whatever user code raises into an error of its page."""
+    try:
+        with budget.without_turns():
+            yield
+    except CrawlerError:
+        raise  # a limit of the page, or a lack of this machine
+    except BaseException as error:
+        if _is_interrupt(error):
+            raise
+        if isinstance(error, MemoryError):
+            from crawler.fetch.budget import check_free
+
+            check_free(MIN_FREE)  # else the lack is ours
+        path, line = place_of(error, source.path) or (source.path, None)
+        where = f"{path}, line {line}" if line else path
+        name = f"{source.class_name}.{method}"
+        message = f"{name} failed: {_told(error)} ({where})"
+        raise FetchError("scraper_error", printable(message)) from None
+    budget.look()
+
+
+class Scraper:
+    """A site with one interface, whether its file, its class or both describe it."""
+
+    def __init__(self, site: "Site") -> None:
+        self.site, self.name = site, site.name
+        if site.scraper:
+            instance_of(site.scraper)
+
+    def __repr__(self) -> str:
+        return f"<scraper {self.name}>"
+
+    def page(self, html: "PageView | str | bytes", url: str = "") -> "PageView":
+        """Return the page of an HTML text, or of bytes in the page's charset."""
+        from crawler.sites.page_view import PageView
+
+        if isinstance(html, PageView):
+            return html
+        body = html.encode("utf-8", "replace") if isinstance(html, str) else html
+        answer = Page(
+            url=url, final_url=url, status=200, reason="OK", headers=(), body=body, raw=body,
+            fetched_at=0.0, fetch_s=0.0,
+        )  # fmt: skip
+        return PageView(self.site, answer, html=body if isinstance(html, str) else None)
+
+    def extract_listing(self, page: "PageView | str | bytes", url: str = "") -> Any:
+        """Return the record of a page: a dict, a list of dicts, or None.
+
+        What a class raises comes through as it is.
+        """
+        view = self.page(page, url)
+        if defines(self.site.scraper, METHODS[0]):
+            return _records(_called(_source_of(view), METHODS[0], view))
+        return view.record
+
+    def extract_listing_urls(self, page: "PageView | str | bytes", url: str = "") -> list[str]:
+        """Return the absolute URLs to which a page leads."""
+        return [address for address, _ in self.links(page, url)]
+
+    def links(self, page: "PageView | str | bytes", url: str = "") -> list[Link]:
+        """Return the same with the role of each."""
+        view = self.page(page, url)
+        if defines(self.site.scraper, METHODS[1]):
+            return _links(_called(_source_of(view), METHODS[1], view), view)
+        return view.links

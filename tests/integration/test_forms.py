@@ -1,0 +1,205 @@
+"""Forms and logins through the real doors: every page once, and no secret in any file."""
+
+import gzip
+import json
+import re
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crawler import crawls
+from crawler.config import Settings
+from crawler.models import JobOptions
+from crawler.sites import load
+from tests.support.portal import PASSWORD, USER, Portal
+from tests.support.stack import Folder
+
+LOGIN = """
+login:
+  url: {url}/login
+  form: {{css: form#login, values: {{user: $user, password: $password}}}}
+"""
+LISTS = """
+start:
+  - url: {url}/search
+    form: {{css: form#search, values: {{owner: Елена, kind: сграда}}}}
+  - {url}/list
+follow:
+  - css: a.item
+    role: listing
+pagination:
+  postback: a.next
+"""
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    """The county's portal."""
+    with Portal() as portal:
+        yield portal
+
+
+def describe(folder: Folder, portal: Portal, *parts: str) -> None:
+    """Write the file of the site."""
+    file = folder.path / "config" / "sites" / "county.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("hosts: [127.0.0.1]\n" + "".join(parts).format(url=portal.url))
+
+
+def write_secrets(folder: Folder, password: str = PASSWORD) -> str:
+    """Write the file of secrets."""
+    file = folder.path / "my-secrets.txt"
+    file.write_text(f"user={USER}\npassword={password}\n")
+    return str(file)
+
+
+def holding(folder: Path, secrets: list[str], *besides: Path) -> list[Path]:
+    """The files that hold a secret, packed ones included."""
+
+    def content(path: Path) -> bytes:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in besides]
+    return [path for path in files if any(each.encode() in content(path) for each in secrets)]
+
+
+def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal) -> None:
+    """A search in windows-1251 and a list that goes on by script give every listing once."""
+    describe(folder, portal, LISTS)
+
+    done = folder.crawler("crawl", "county", "--workers", "2", "--json")
+
+    assert done.returncode == 0, done.stderr
+    found = Counter(result["url"] for result in folder.results())
+    assert {url: n for url, n in found.items() if "/parcel/" in url} == {
+        f"{portal.url}/parcel/{n}": 1 for n in range(portal.items)
+    }
+    # Four pages of each list, which all have the URL that they began with.
+    assert (found[f"{portal.url}/search"], found[f"{portal.url}/list"]) == (4, 4)
+    finals = {result["final_url"] for result in folder.results() if "/search" in result["url"]}
+    assert finals == {f"{portal.url}/results"}
+
+
+def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
+    """Each row of the input is a task with its own values; a missing column is told by its row."""
+    folder = Folder(tmp_path)
+    start = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
+    describe(folder, portal, start)
+    sites, rows = load(tmp_path / "config"), [{"owner": "Ada"}, {"OWNER": " Елена "}]
+    plan = crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=rows, sitemap=None)
+    assert [json.loads(link.body)["values"] for link, _ in plan.starts] == [
+        {"owner": "Ada & co"},
+        {"owner": "Елена & co"},
+    ]
+    assert {link.method for link, _ in plan.starts} == {"FORM"}
+    for bad, problem in (
+        ([{"x": 1}], "row 1 of the input: the column 'owner'"),
+        ([], "--rows FILE"),
+    ):
+        with pytest.raises(Exception, match=problem):
+            crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=bad, sitemap=None)
+    crawls.begin(Settings(data_dir=folder.data), plan)
+    bodies = folder.lpm().store.db.all("SELECT method, input FROM tasks ORDER BY id")
+    assert [method for method, _ in bodies] == ["FORM", "FORM"]
+
+
+@pytest.mark.parametrize("wall", [200, 302])
+def test_a_login_that_ends_again_and_again(folder: Folder, portal: Portal, wall: int) -> None:
+    """Every page comes once and is charged nothing, whichever way the server asks to sign in."""
+    portal.lasts, portal.wall_status = 7, wall
+    starts = "".join(f"  - {{url}}/members/{n}\n" for n in range(40))
+    describe(folder, portal, LOGIN, "start:\n", starts)
+
+    done = folder.crawler("crawl", "county", "--secrets", write_secrets(folder), "--workers", "2")
+
+    assert done.returncode == 0, done.stderr
+    found = Counter(result["url"] for result in folder.results())
+    assert found == {f"{portal.url}/members/{n}": 1 for n in range(40)}
+    assert portal.refused == 0
+    assert portal.logins >= 6
+    failures = folder.lpm().store.db.all("SELECT DISTINCT failures FROM tasks")
+    assert failures == [(0,)]
+
+
+def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:
+    """Two tries, one line in the log, and every page says why; the right one then gets them all."""
+    file = folder.path / "pages.txt"
+    urls = [f"{portal.url}/members/{n}" for n in range(20)]
+    file.write_text("\n".join(urls))
+    describe(folder, portal, LOGIN)
+
+    wrong = write_secrets(folder, "not-the-password")
+    done = folder.crawler("run", str(file), "--secrets", wrong, "--job", "members")
+
+    assert done.returncode == 1, done.stderr
+    assert "login_failed" in done.stdout + done.stderr
+    assert (portal.refused, portal.logins) == (2, 0)
+    logs = "".join(path.read_text() for path in folder.path.rglob("*.log"))
+    assert logs.count("shows the login form again") <= 1
+    assert holding(folder.path, ["not-the-password"], Path(wrong), *sessions(folder)) == []
+
+    right = write_secrets(folder)
+    again = folder.crawler("run", str(file), "--secrets", right, "--job", "members-again")
+    assert again.returncode == 0, again.stderr
+    assert portal.logins == 1
+
+
+def sessions(folder: Folder) -> list[Path]:
+    """The files that hold the secrets of jobs; nobody else may read them."""
+    files = list((folder.data / "sessions").glob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    return files
+
+
+def test_no_secret_comes_out(folder: Folder, portal: Portal) -> None:
+    """Neither a password, a user name nor a login's cookie is in the ledger, a page, a log, an
+    export, what commands say, or the command line of any process."""
+    portal.lasts = 5
+    members = "".join(f"  - {{url}}/members/{n}\n" for n in range(30))
+    describe(folder, portal, LOGIN, "start:\n", members)
+    secrets = write_secrets(folder)
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            for process in psutil.process_iter(["cmdline", "environ"]):
+                seen.update(process.info["cmdline"] or ())
+                seen.update((process.info["environ"] or {}).values())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        said = [folder.crawler("crawl", "county", "--secrets", secrets)]
+    finally:
+        ended.set()
+        watcher.join()
+    assert said[0].returncode == 0, said[0].stderr
+    said += [
+        folder.crawler("status"),
+        folder.crawler("why", f"{portal.url}/members/1"),
+        folder.crawler("tasks", "list", "--json"),
+        folder.crawler("results", "list", "--json"),
+        folder.crawler(
+            "results", "export", "--format", "warc", "-o", str(folder.path / "o.warc.gz")
+        ),
+        folder.crawler("results", "bundle", "-o", str(folder.path / "o.bundle")),
+        folder.crawler("sites", "show", "county"),
+    ]
+
+    cookies = re.findall(r"member-\w+", " ".join(h.headers.get("cookie", "") for h in portal.heard))
+    assert len(set(cookies)) >= 6
+    words = [USER, PASSWORD, "swordfish", *set(cookies)]
+    spoken = "".join(done.stdout + done.stderr for done in said)
+    assert [word for word in words if word in spoken] == []
+    assert [word for word in words if any(word in text for text in seen)] == []
+    assert holding(folder.path, words, Path(secrets), *sessions(folder)) == []
+    # The pages are there, and what was hidden is marked.
+    kept = b"".join(gzip.decompress(path.read_bytes()) for path in folder.data.rglob("*.warc.gz"))
+    assert kept.count(b"Set-Cookie: auth=***; Path=/; HttpOnly") >= 30
