@@ -18,7 +18,7 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, scraper_files, scrapers, sitefile
+from crawler.sites import crawlfile, scrapers, sitefile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
@@ -241,6 +241,8 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
     if folder.resolve() in path.resolve().parents:
         every = faults(folder, rate)
         return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
+    from crawler.sites import scraper_files  # reads Python, for those who need it
+
     try:
         source = scraper_files.read(path) if path.suffix == ".py" else None
         _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
