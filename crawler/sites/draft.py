@@ -20,7 +20,7 @@ from crawler.sites.sitefile import host_of
 
 MIN_ITEMS = 3  # links of one shape that make a list
 MIN_LABELS = 3  # labels with values that make a page an item
-MAX_LINKS, MAX_FIELDS, MAX_NAME = 2_000, 25, 60
+MAX_LINKS, MAX_FIELDS, MAX_NAME, MAX_REGEX = 2_000, 25, 60, 500
 _CLASS = re.compile(r"[A-Za-z][A-Za-z_-]{0,40}")
 _SPECIAL = re.compile(r"([.^$*+?{}\[\]\\|()])")
 _PLAIN = re.compile(r"[A-Za-z][\w ./-]{0,200}(?<! )")
@@ -180,7 +180,10 @@ def _regex_of(urls: list[str]) -> str:
         if any(dict(query).get(name) != value for query in queries[1:])
     ]
     end = rf"\?(?:.*&)?{_escaped(varying[0])}=" if varying else "(?:$|\\?)"
-    return f"://{_escaped(split[0].netloc)}{path}{end}"
+    host = f"://{_escaped(split[0].netloc)}"
+    if len(host + path + end) > MAX_REGEX:
+        return f"{host}/"
+    return host + path + end
 
 
 def _with_other_numbers(url: str) -> str:

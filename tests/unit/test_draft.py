@@ -170,6 +170,14 @@ def test_a_page_with_nothing_of_the_kind_gives_its_title(tmp_path: Path) -> None
     assert site_of(tmp_path, made).kind_of(f"{HOST}/")
 
 
+def test_long_urls_make_no_pattern_that_is_refused(tmp_path: Path) -> None:
+    """A regular expression has a limit; the host alone is one, too."""
+    made = drafted("/" + "x" * 3_000, a_list("<a href=/" + "y" * 3_000 + "/{n}>A flat</a>"))
+
+    assert made.items == 5
+    assert site_of(tmp_path, made).kind_of(f"{HOST}/{'y' * 3_000}/1")
+
+
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
 def test_no_page_makes_a_file_that_cannot_be_loaded(label: str, value: str, path: str) -> None:
     """Whatever stands in labels, values and URLs is written so that it means itself."""
