@@ -137,6 +137,17 @@ pages:
     assert site.kind_of("https://a.example/") is None
 
 
+@pytest.mark.parametrize("size", [1, 500])
+def test_many_and_large_patterns_are_all_searched(write: Write, size: int) -> None:
+    """In their order, whether they are searched at once or one by one."""
+    entries = [f"- regex: 'a{{{size}}}b?{n}$'" for n in range(20)] + ["- regex: /x"]
+    site = site_of(write(HOST + "pages:\n" + "\n".join(entries)))
+
+    for url, place in ((f"{'a' * size}b7", 7), (f"/x/{'a' * size}19", 19), ("/x", 20)):
+        assert site.kind_of(f"https://a.example/{url}") is site.pages[place]
+    assert site.kind_of("https://a.example/y") is None
+
+
 def test_what_is_read_from_any_page_is_said_for_the_file_or_the_entry(write: Write) -> None:
     """`structured` of an entry goes before that of the file."""
     text = f"{HOST}structured: true\npages:\n- {{regex: a, fields: {{x: p}}}}\n"
@@ -309,10 +320,9 @@ def test_the_tables_of_the_docs_name_every_key() -> None:
         assert names == {field.name for field in msgspec.structs.fields(struct)}, title
 
 
-KEYS = st.sampled_from(
-    "url form css values submit regex role limit on next parameter path cursor postback first step "
-    "max stop json attr fields required urls config delay timeout structured validate".split()
-)
+NAMES = """url form css values submit regex role limit on next parameter path cursor postback first
+    step max stop json attr fields required urls config delay timeout structured validate"""
+KEYS = st.sampled_from(NAMES.split())
 WORDS = st.sampled_from(
     ["a", "", "$a", "{a}", "http://a.example/", "http://b.example/", "start", "listing", "/{n}"]
 ) | st.text(max_size=8)

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +184,7 @@ def _print_report(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _print_fields(report["data"])
+    _print_invalid(report.get("invalid", ()))
     print(f"The whole record: {program()} results show {shlex.quote(report['url'])}")
     print(f"The page itself:  {program()} raw {shlex.quote(report['url'])} --open")
 
@@ -214,6 +215,7 @@ def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> i
             "site": {"name": site.name, "version": site.version},
             "parser": {"name": read.parser[0], "version": read.parser[1]},
             "verdict": read.verdict.name,
+            "invalid": read.invalid,
             "stored": before,
             "now": read.record,
             "difference": changed,
@@ -225,6 +227,7 @@ def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> i
     if not read.verdict.completed:
         print(f"it is {read.verdict.name}: {printable('; '.join(read.verdict.evidence))}")
     _print_fields(read.record)
+    _print_invalid(read.invalid)
     if before is None:
         print("There is no record to compare with: the task of this page failed.")
     else:
@@ -243,6 +246,11 @@ def _print_difference(difference: "Difference") -> None:
     for name, (old, new) in difference.changed.items():
         half = _MAX_VALUE_CHARS // 2
         print(f"  ~ {printable(name)}: {_brief(old)[:half]} → {_brief(new)[:half]}")
+
+
+def _print_invalid(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        print(f"invalid: {printable(reason)}")
 
 
 def _print_fields(record: dict[str, Any]) -> None:
