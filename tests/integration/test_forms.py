@@ -84,13 +84,44 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     assert (found[f"{portal.url}/search"], found[f"{portal.url}/list"]) == (4, 4)
     finals = {result["final_url"] for result in folder.results() if "/search" in result["url"]}
     assert finals == {f"{portal.url}/results"}
+    # Each further page is one request, in whichever process.
+    assert Counter(portal.paths("GET"))["/search"] == portal.paths().count("/find") == 1
+    assert portal.paths("POST").count("/results") == 3
+
+
+ROWS = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
+
+
+def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None:
+    """Each row has a result of its own search, with the row's columns, even in one session."""
+    describe(folder, portal, ROWS)
+    owners = [f"Елена {n}" for n in range(12)]
+    file = folder.path / "parcels.csv"
+    file.write_text("parcel_id,OWNER\n" + "".join(f"p-{o},{o}\n" for o in owners), "utf-8")
+
+    done = folder.crawler("crawl", "county", "--rows", str(file), "--depth", "0")
+
+    assert done.returncode == 0, done.stderr
+    results = folder.results()
+    assert {each["parcel_id"] for each in results} == {f"p-{owner}" for owner in owners}
+    for each in results:
+        owner = each["parcel_id"].removeprefix("p-")
+        [task] = folder.lpm().tasks.find(each["task_id"])
+        raw = folder.lpm().pages.read(task)
+        assert raw is not None
+        assert f"<h1>{owner} &amp; co, 1, Търси: page 1" in raw[1].decode()
+
+    without = folder.crawler("crawl", "county")
+    assert without.returncode == 2
+    assert "needs the columns owner: give them with --rows FILE" in without.stderr
+    file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
+    assert folder.crawler("crawl", "county", "--rows", str(file)).returncode == 2
 
 
 def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
     """Each row of the input is a task with its own values; a missing column is told by its row."""
     folder = Folder(tmp_path)
-    start = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
-    describe(folder, portal, start)
+    describe(folder, portal, ROWS)
     sites, rows = load(tmp_path / "config"), [{"owner": "Ada"}, {"OWNER": " Елена "}]
     plan = crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=rows, sitemap=None)
     assert [json.loads(link.body)["values"] for link, _ in plan.starts] == [
