@@ -244,7 +244,7 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
     source = None
     try:
         if path.suffix == ".py":
-            from crawler.sites import scraper_files
+            from crawler.sites import scraper_files  # imports `ast`, which few commands need
 
             source = scraper_files.read(path)
         _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)

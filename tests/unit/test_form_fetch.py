@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from crawler import urls
+from crawler.db.links import Start
 from crawler.errors import FetchError, InputError, SigningIn
 from crawler.fetch.budget import Budget
 from crawler.fetch.egress import Egress
@@ -618,7 +619,7 @@ def test_the_answer_to_a_form_says_nothing_about_its_page(tmp_path: Path) -> Non
             for method, body in (("GET", ""), ("FORM", "a"), ("FORM", "b"))
         ]
         rows = [{"parcel_id": str(n)} for n in range(3)]
-        lpm.crawls.add_starts(job, zip(links, rows, strict=True), NOW)
+        lpm.crawls.add_starts(job, map(Start, links, rows), NOW)
         tasks = lpm.get_next_pending("owner", 9)
         assert [(task.method, task.body) for task in tasks] == [
             ("GET", ""), ("FORM", "a"), ("FORM", "b"),
