@@ -124,6 +124,9 @@ def test_new_drafts_a_file(folder: Folder, pages: Pages) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "6 links to items" in shown.stderr
 
+    as_json = json.loads(folder.crawler("sites", "new", f"{pages.url}/list", "--json").stdout)
+    assert (as_json["items"], as_json["text"]) == (6, shown.stdout)
+
     made = folder.crawler("sites", "new", f"{pages.url}/list", "--output", str(target))
     assert made.returncode == 0, made.stderr
     assert target.read_text() == shown.stdout
