@@ -1,7 +1,6 @@
 """Forms and logins through the real doors: every page once, and no secret in any file."""
 
 import gzip
-import json
 import re
 import stat
 import threading
@@ -12,11 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crawler import crawls
-from crawler.config import Settings
-from crawler.models import JobOptions
-from crawler.sites import load
-from tests.support.portal import PASSWORD, USER, Portal
+from tests.support.portal import PASSWORD, USER, Portal, Reply
 from tests.support.stack import Folder
 
 LOGIN = """
@@ -114,30 +109,6 @@ def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None
     without = folder.crawler("crawl", "county")
     assert without.returncode == 2
     assert "needs the columns owner: give them with --rows FILE" in without.stderr
-    file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
-    assert folder.crawler("crawl", "county", "--rows", str(file)).returncode == 2
-
-
-def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
-    """Each row of the input is a task with its own values; a missing column is told by its row."""
-    folder = Folder(tmp_path)
-    describe(folder, portal, ROWS)
-    sites, rows = load(tmp_path / "config"), [{"owner": "Ada"}, {"OWNER": " Елена "}]
-    plan = crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=rows, sitemap=None)
-    assert [json.loads(link.body)["values"] for link, _ in plan.starts] == [
-        {"owner": "Ada & co"},
-        {"owner": "Елена & co"},
-    ]
-    assert {link.method for link, _ in plan.starts} == {"FORM"}
-    for bad, problem in (
-        ([{"x": 1}], "row 1 of the input: the column 'owner'"),
-        ([], "--rows FILE"),
-    ):
-        with pytest.raises(Exception, match=problem):
-            crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=bad, sitemap=None)
-    crawls.begin(Settings(data_dir=folder.data), plan)
-    bodies = folder.lpm().store.db.all("SELECT method, input FROM tasks ORDER BY id")
-    assert [method for method, _ in bodies] == ["FORM", "FORM"]
 
 
 @pytest.mark.parametrize("wall", [200, 302])
@@ -156,6 +127,23 @@ def test_a_login_that_ends_again_and_again(folder: Folder, portal: Portal, wall:
     assert portal.logins >= 6
     failures = folder.lpm().store.db.all("SELECT DISTINCT failures FROM tasks")
     assert failures == [(0,)]
+
+
+def test_a_crawl_does_not_sign_itself_out(folder: Folder, portal: Portal) -> None:
+    """Links to the login page and to what signs out are left out, which is no failure."""
+    links = "".join(
+        f"<li><a href={path}>{path}</a>" for path in ("/login", "/logout", "/members/1")
+    )
+    portal.answers["/home"] = Reply(f"<title>Home</title><p>{'All of the county. ' * 30}{links}")
+    describe(folder, portal, LOGIN, "start: {url}/home\n")
+
+    done = folder.crawler("crawl", "county", "--secrets", write_secrets(folder))
+
+    assert done.returncode == 0, done.stderr
+    assert "/logout" not in portal.paths()
+    assert portal.paths().count("/login") == 2
+    skipped = folder.lpm().store.db.all("SELECT error_type FROM tasks WHERE status = 'skipped'")
+    assert skipped == [("login_page",)] * 2
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:
