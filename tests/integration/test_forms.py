@@ -84,6 +84,19 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     assert portal.paths("POST").count("/results") == 3
 
 
+def test_a_server_that_forgets_a_list_and_says_so_nowhere(folder: Folder, portal: Portal) -> None:
+    """An empty page where there should be more items is fetched again from the list's beginning."""
+    portal.forgetful = 1
+    describe(folder, portal, "start: {url}/list\n", LISTS.partition("/list\n")[2])
+
+    done = folder.crawler("crawl", "county", "--workers", "2")
+
+    assert done.returncode == 0, done.stderr
+    found = {result["url"] for result in folder.results()}
+    assert {f"{portal.url}/parcel/{n}" for n in range(portal.items)} <= found
+    assert portal.forgetful == 0
+
+
 ROWS = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
 
 
