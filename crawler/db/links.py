@@ -29,7 +29,7 @@ _IS_KNOWN = """SELECT 1 FROM tasks
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
-        OR error_type NOT IN ('out_of_scope', 'robots')))"""
+        OR error_type NOT IN ('out_of_scope', 'robots', 'login_page')))"""
 """Whether a task should have brought a page and did not. Any link may lead to where the crawl may
 not go; a start may not."""
 
