@@ -69,7 +69,7 @@ MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
-SCRAPER_WAIT_S = 60.0
+SCRAPER_WAIT_S = 30.0
 """Pause of a domain whose scraper cannot be loaded."""
 MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
