@@ -1,14 +1,18 @@
 """Begins crawls: URLs and names of sites become a job with its starts and sitemaps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from crawler import urls
-from crawler.bulk import Secrets
+from crawler.bulk import INPUT, Secrets, rows, source_name
 from crawler.config import Settings
+from crawler.db.imports import RejectedRow
+from crawler.db.links import Start
 from crawler.errors import UrlError, UsageError
 from crawler.fetch.session import Session
 from crawler.lpm import LocalPersistenceManager
@@ -16,40 +20,54 @@ from crawler.models import CrawlOptions, Job, JobOptions, Link, Role
 from crawler.scraping.follow import origin_of
 from crawler.sites import Site, Sites
 from crawler.sites.crawlfile import Form
-from crawler.sites.forms import start_task
+from crawler.sites.forms import FormTask, start_task
 from crawler.sites.selectors import pattern
 
-Row = Mapping[str, Any]
+COMMIT_ROWS = 5_000
+"""Rows of a file that are stored together."""
+
+
+class RowForm(NamedTuple):
+    """A form that is submitted once for each row of a file."""
+
+    address: urls.Address
+    form: Form
 
 
 class Plan(msgspec.Struct, frozen=True):
     """What a crawl begins with."""
 
     options: JobOptions
-    starts: list[tuple[Link, Row]]
+    starts: list[Start]
+    row_forms: list[RowForm]
     name: str
     credentials: list[tuple[str, str]]
     """User names and passwords of the URLs, by origin."""
 
 
+class Begun(NamedTuple):
+    """The job of a crawl: how many starts are new, and where its bad rows are."""
+
+    job: Job
+    added: int
+    rejected: int = 0
+    rejects_file: Path | None = None
+
+
 def plan(
-    known: Sites,
-    given: Iterable[str],
-    options: JobOptions,
-    *,
-    subdomains: bool,
-    rows: Iterable[Row] = (),
-    **scope: Any,
+    known: Sites, given: Sequence[str], options: JobOptions, *, subdomains: bool, **scope: Any
 ) -> Plan:
     """Find out where a crawl begins and how far it goes; raises `UsageError` for what is neither a
     URL nor the name of a site."""
-    begun = _Beginning(known, scope["sitemap"], list(rows))
+    begun = _Beginning(known, scope["sitemap"])
     for text in given:
         begun.add(text, subdomains)
+    addresses = [start.link.address for start in begun.starts]
+    addresses += [each.address for each in begun.row_forms]
     crawl = CrawlOptions(
         starts=tuple(map(urls.without_credentials, given)),
         hosts=tuple(dict.fromkeys(begun.hosts)),
-        origins=tuple(dict.fromkeys(origin_of(link.address.url) for link, _ in begun.starts)),
+        origins=tuple(dict.fromkeys(origin_of(address.url) for address in addresses)),
         **{**scope, "sitemap": scope["sitemap"] or "include"},
     )
     for text in (*crawl.include, *crawl.exclude):
@@ -58,35 +76,38 @@ def plan(
         except ValueError as error:
             raise UsageError(f"{text!r}: {error}") from None
     how = msgspec.structs.replace(options, crawl=crawl)
-    return Plan(how, begun.starts, begun.name, begun.credentials)
+    return Plan(how, begun.starts, begun.row_forms, begun.name, begun.credentials)
 
 
 def begin(
     settings: Settings,
     begun: Plan,
     *,
+    rows_file: Path | None = None,
     job_name: str | None = None,
     queue: str = "default",
     deadline: float | None = None,
     session: Session | None = None,
-) -> tuple[Job, int]:
-    """Open the job of a crawl, or continue it while it is open; returns also how many starts are
-    new."""
+) -> Begun:
+    """Open the job of a crawl, or continue it while it is open."""
+    _check_rows(begun, rows_file)
     crawl = begun.options.crawl
     assert crawl is not None
-    digest = sha256(msgspec.json.encode(sorted(crawl.starts))).hexdigest()
+    checksum = rows.checksum(rows_file) if rows_file else ""
+    digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
     with LocalPersistenceManager(settings.data_dir) as lpm:
         job = lpm.imports.open_job(
             key=f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}",
             name=job_name or begun.name,
             queue=queue,
             source="crawl",
-            source_file=None,
+            source_file=source_name(rows_file) if rows_file else None,
             batch_size=100,
             now=lpm.now(),
             watched=True,
             deadline=deadline,
             options=begun.options,
+            checksum=checksum,
         )
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         if not all(map(secrets.take, begun.credentials)):
@@ -94,17 +115,80 @@ def begin(
         secrets.save()
         with lpm.importing(job):
             added = lpm.crawls.add_starts(job, begun.starts, lpm.now())
-            lpm.imports.close(job, lpm.now())
-    return job, added
+            if not rows_file:
+                lpm.imports.close(job, lpm.now())
+                return Begun(job, added)
+            return _add_rows(lpm, job, begun, rows_file, checksum)
+
+
+def _check_rows(begun: Plan, rows_file: Path | None) -> None:
+    columns = ", ".join(dict.fromkeys(_columns(begun)))
+    if columns and not rows_file:
+        raise UsageError(f"a form needs the columns {columns}: give them with --rows FILE")
+    if rows_file and not columns:
+        raise UsageError("--rows: no form of these sites takes a value from a column")
+
+
+def _columns(begun: Plan) -> list[str]:
+    return [column for each in begun.row_forms for column in each.form.columns]
+
+
+def _add_rows(
+    lpm: LocalPersistenceManager, job: Job, begun: Plan, file: Path, checksum: str
+) -> Begun:
+    """Submit each form once for each row; a bad row costs no good one."""
+    number = lpm.imports.number_of(job, checksum)
+    added = count = rejected = 0
+    wanted = frozenset({*_columns(begun), "parcel_id", "priority"})
+    with rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
+        read = rows.read_fields(file, wanted)
+        while batch := list(islice(read, COMMIT_ROWS)):
+            starts: list[Start] = []
+            bad: list[rows.Reject] = []
+            for item in batch:
+                if isinstance(item, rows.Reject):
+                    bad.append(item)
+                    continue
+                try:
+                    starts += _row_starts(item, begun.row_forms)
+                except ValueError as error:
+                    bad.append(rows.rejected(item, str(error)))
+            for reject in bad:
+                rejects.add(reject)
+            reasons = [RejectedRow(each.line, each.reason, each.text, each.item) for each in bad]
+            lpm.imports.reject(job, reasons, number)
+            added += lpm.crawls.add_starts(job, starts, lpm.now(), source_name(file), number)
+            count, rejected = count + len(batch), rejected + len(bad)
+        lpm.imports.close(job, lpm.now(), checksum, count)
+    return Begun(job, added, rejected, rejects.path if rejected else None)
+
+
+def _row_starts(item: rows.Fields, forms: list[RowForm]) -> list[Start]:
+    priority = rows.priority(item.fields.get("priority"))
+    return [
+        Start(
+            _form_link(each.address, start_task(each.form, item.fields.get)),
+            item.fields,
+            item.line,
+            item.item,
+            priority,
+        )
+        for each in forms
+    ]
+
+
+def _form_link(address: urls.Address, task: FormTask) -> Link:
+    return Link(address=address, role=Role.START, loopback=True, method="FORM", body=task.packed())
 
 
 class _Beginning:
     """Gathers the starts of a crawl and the hosts in its scope."""
 
-    def __init__(self, known: Sites, sitemap: str | None, rows: list[Row]) -> None:
-        self._known, self._sitemap, self._rows = known, sitemap, rows
+    def __init__(self, known: Sites, sitemap: str | None) -> None:
+        self._known, self._sitemap = known, sitemap
         self.name = ""
-        self.starts: list[tuple[Link, Row]] = []
+        self.starts: list[Start] = []
+        self.row_forms: list[RowForm] = []
         self.hosts: list[str] = []
         self.credentials: list[tuple[str, str]] = []
 
@@ -135,7 +219,7 @@ class _Beginning:
         mode = self._sitemap or ("include" if site.sitemaps else "skip")
         for start in site.start:
             if start.form:
-                self._add_form(site, start.url, start.form)
+                self._add_form(start.url, start.form)
             else:
                 self._add(start.url, mode, site.sitemaps)
         for url in site.sitemaps:
@@ -147,27 +231,17 @@ class _Beginning:
         if sitemap != "skip" and not listed:
             self._insert(f"{origin_of(url)}/robots.txt", Role.SITEMAP)
 
-    def _add_form(self, site: Site, url: str, form: Form) -> None:
-        """Add a form, once for each row of the input if its values are columns of it."""
-        rows: list[Row] = [{}]
+    def _add_form(self, url: str, form: Form) -> None:
+        """Add a form: now, or for each row of a file if its values are columns of it."""
+        address = urls.parse(url)
         if form.columns:
-            rows = self._rows
-            if not rows:
-                needed = f"a form of the site {site.name} needs the columns"
-                raise UsageError(f"{needed} {', '.join(form.columns)}: give them with --rows FILE")
-        for number, row in enumerate(rows, 1):
-            values = {str(name).strip().lower(): value for name, value in row.items()}
-            try:
-                body = start_task(form, values.get).packed()
-            except ValueError as error:
-                raise UsageError(f"row {number} of the input: {error}") from None
-            address = urls.parse(url)
-            link = Link(address=address, role=Role.START, loopback=True, method="FORM", body=body)
-            self.starts.append((link, row))
+            self.row_forms.append(RowForm(address, form))
+        else:
+            self.starts.append(Start(_form_link(address, start_task(form, lambda column: None))))
 
     def _insert(self, url: str, role: Role) -> None:
         link = Link(address=urls.parse(url), role=role, loopback=True)
-        self.starts.append((link, {}))
+        self.starts.append(Start(link))
 
     def _neither(self, text: str, error: UrlError) -> str:
         import difflib

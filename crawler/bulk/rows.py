@@ -332,7 +332,7 @@ def _is_header(line: str) -> bool:
 # From the fields of a row to a task.
 
 
-class _BadRow(Exception):
+class _BadRow(ValueError):
     """Why a row is rejected."""
 
 
@@ -410,7 +410,7 @@ def _task_row(
         fields = fields | {columns.url: address.url}
     task = NewTask(
         address=address,
-        priority=_priority(fields.get(columns.priority)),
+        priority=priority(fields.get(columns.priority)),
         parcel_id=without_secrets(_as_text(fields.get(columns.parcel_id), columns.parcel_id, text)),
         line=line,
         item=item,
@@ -446,7 +446,8 @@ def _templated_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
         raise _BadRow(str(error)) from None
 
 
-def _priority(value: Any) -> int:
+def priority(value: Any) -> int:
+    """Return the priority that a cell gives; raises `ValueError` for a bad one."""
     if value is None:
         return _DEFAULT_PRIORITY
     text = str(value).strip()

@@ -3,13 +3,12 @@
 import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settle_losses
-from crawler.db.store import COUNTS_FOR, Connections, Part, as_json
+from crawler.db.store import COUNTS_FOR, Connections, Part, as_json, row_crc32
 from crawler.db.tasks import UNHELD, end_without_result, storable
 from crawler.models import (
     NO_DEADLINE,
@@ -20,11 +19,6 @@ from crawler.models import (
     NewTask,
     encoded_input,
 )
-
-
-def row_crc32(file_number: int, line: int | None, item: int, row_input: str | None) -> int:
-    """The checksum of a row of input, by which one is known that a damaged ledger has changed."""
-    return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
 class RejectedRow(NamedTuple):

@@ -1,11 +1,13 @@
 """Crawls: starts become tasks, and so do the links of a page, in the transaction that ends it."""
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from crawler.db.connection import Database, writing
-from crawler.db.store import Part
+from crawler.db.store import Part, row_crc32
 from crawler.models import (
     NO_DEADLINE,
     CrawlOptions,
@@ -32,23 +34,73 @@ _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_ty
 not go; a start may not."""
 
 
+class Start(msgspec.Struct, frozen=True):
+    """What a crawl begins with, and the row of a file that it was made of."""
+
+    link: Link
+    row: dict[str, Any] = {}
+    line: int | None = None
+    item: int = 1
+    priority: int = 5
+
+
 class Crawls(Part):
     """Begins crawls."""
 
     def add_starts(
-        self, job: Job, starts: Iterable[tuple[Link, Mapping[str, Any]]], now: float
+        self,
+        job: Job,
+        starts: Iterable[Start],
+        now: float,
+        source_file: str | None = None,
+        file_number: int = 0,
     ) -> int:
-        """Insert the starts that are not there yet, each with its row of input; returns how
-        many."""
-        db, added = self._durable, 0
+        """Insert the starts that are not there yet; returns how many."""
+        db, added, linked = self._durable, 0, 0
+        deadline = job.deadline or NO_DEADLINE
         with writing(db):
-            for link, row in starts:
-                parcel_id = str(row.get("parcel_id") or "")
-                deadline = job.deadline or NO_DEADLINE
-                given = (parcel_id, job.queue, 5, deadline, encoded_input(dict(row)))
-                added += _insert(db, job.id, link, None, given, now)
-            db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, job.id))
+            for start in starts:
+                row_input = encoded_input(start.row)
+                parcel_id = str(start.row.get("parcel_id") or "")
+                given = (parcel_id, job.queue, start.priority, deadline, row_input)
+                is_new = _insert(db, job.id, start.link, None, given, now)
+                added += is_new
+                if start.line is None:
+                    continue
+                row = (file_number, start.line, start.item)
+                checked = (row_input, row_crc32(*row, row_input))
+                if is_new:
+                    db.execute(
+                        """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?,
+                               input = ?, row_crc32 = ?, source_file = ? WHERE id = ?""",
+                        (*row, *checked, source_file, db.last_insert_rowid()),
+                    )
+                else:
+                    linked += _link_row(db, job.id, start.link, row, checked)
+            db.execute(
+                "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?",
+                (added, linked, job.id),
+            )
         return added
+
+
+def _link_row(
+    db: Database, job_id: int, link: Link, row: tuple[int, int, int], checked: tuple[Any, ...]
+) -> bool:
+    """Let a start count for one more row that means it; whether it did not yet."""
+    [(id_, *its_row)] = db.all(
+        """SELECT id, file_number, source_line, source_item FROM tasks WHERE job_id = ?
+           AND url_key = ? AND method = ? AND body = ? AND role NOT NULL""",
+        (job_id, link.address.key, link.method, link.body),
+    )
+    if tuple(its_row) == row:
+        return False
+    db.execute(
+        """INSERT OR IGNORE INTO job_links (job_id, task, file_number, source_line, source_item,
+               input, row_crc32) VALUES (?, ?, ?, ?, ?, ?, ?)""",
+        (job_id, id_, *row, *checked),
+    )
+    return bool(db.changes())
 
 
 # Reports

@@ -122,7 +122,7 @@ def complete(
         f"""INSERT INTO results ({COLUMNS})
             SELECT value, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
                 fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length,
-                scraped_at, site, site_version, ifnull(same_as, task)
+                scraped_at, site, site_version, ifnull(same_as, task), invalid
             FROM json_each(?) CROSS JOIN results WHERE task = ?""",
         (chosen, leader),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -56,6 +57,11 @@ LISTED = "IN (SELECT value FROM json_each(?))"
 def as_json(value: object) -> str:
     """A value, such as a list of ids, as JSON text for a statement."""
     return msgspec.json.encode(value).decode()
+
+
+def row_crc32(file_number: int, line: int | None, item: int, row_input: str | None) -> int:
+    """The checksum of a row of input, by which one is known that a damaged ledger has changed."""
+    return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
 def of_job(db: Database, job: Job | None) -> tuple[str, tuple[Any, ...]]:

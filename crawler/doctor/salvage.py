@@ -20,7 +20,7 @@ import msgspec
 from crawler import urls
 from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
-from crawler.db.imports import row_crc32
+from crawler.db.store import row_crc32
 from crawler.doctor.reconciliation import (
     STORED_EVENT,
     TEMP_TABLES,

@@ -397,7 +397,9 @@ class Attempt:
         if self._is_robots_txt and page.status < 500 and page.status != _TOO_MANY_REQUESTS:
             listed = []
             if page.status == _OK:
-                listed = await self._budget.work(sitemap_lines, page.body, self._budget)
+                listed = await self._budget.work(
+                    sitemap_lines, page.body, page.final_url, self._budget
+                )
             listed = listed or [urljoin(page.final_url, "/sitemap.xml")]
             read = sitemaps.Sitemap("index", [(url, None) for url in listed], False)
         else:

@@ -1,5 +1,6 @@
 """`crawl`: follow the links of sites."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     "for a site by name: those in its file).",
 )
 @click.option("--subdomains", is_flag=True, help="Follow links to hosts below a start's, too.")
+@click.option(
+    "--rows",
+    "rows_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Submit a site's form once for each row of this file, as `bulk import` reads it.",
+)
 @click.option("--job", "job_name", callback=check_job_name, help="Name of the job.")
 @click.option(
     "--deadline",
@@ -74,6 +82,7 @@ def crawl(
     limit: int,
     sitemap: str | None,
     subdomains: bool,
+    rows_file: Path | None,
     job_name: str | None,
     deadline: float | None,
     rate: str | None,
@@ -92,7 +101,7 @@ def crawl(
     Example:
       python -m crawler crawl https://example.com/ --depth 3 --exclude '/login'
       python -m crawler crawl https://example.com/ --sitemap only --include '/listing/'
-      python -m crawler crawl county
+      python -m crawler crawl county --rows parcels.csv
     """
     from crawler import crawls
 
@@ -108,9 +117,17 @@ def crawl(
         limit=limit,
         sitemap=sitemap,
     )
-    job, added = crawls.begin(
-        settings, begun, job_name=job_name, queue=queue, deadline=deadline, session=session
+    job, added, rejected, rejects_file = crawls.begin(
+        settings,
+        begun,
+        rows_file=rows_file,
+        job_name=job_name,
+        queue=queue,
+        deadline=deadline,
+        session=session,
     )
     say(f"job {job.name}: {added:,} new starts and sitemaps")
+    if rejected:
+        say(f"{rejected:,} rows were rejected; they are in {rejects_file}")
     run_stack(settings, workers, job)
     return report(settings, job, as_json)
