@@ -92,6 +92,7 @@ app.conf.update(
     worker_concurrency=None,
     worker_pool="prefork",
     worker_pool_start_method="fork",
+    worker_pool_restarts=True,  # a child can end after its message: see `restart_if_needed`
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_send_task_events=True,
     task_send_sent_event=True,

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import redis
+from billiard.process import current_process
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import consumer
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 65_536
 """A thousand domains keep a thousand connections open; the usual soft limit is 1,024."""
+
+
+MAX_FINISH_S = 15.0
+"""How long pages in flight may go on in a child that is to be replaced. Others take the rest."""
 
 
 class Consumer(consumer.Consumer):
@@ -134,6 +139,18 @@ class WorkerChild:
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])
+
+    def restart_if_needed(self) -> None:
+        """If a scraper has changed, finish the pages in flight and end after this message. Celery
+        starts a new child."""
+        if not self.worker.must_restart:
+            return
+        pool_worker = getattr(current_process(), "_target", None)
+        sentinel = getattr(pool_worker, "_shutdown", None)  # see `worker_pool_restarts`
+        if sentinel is not None and not sentinel.is_set():
+            log.info("a scraper has changed: this process ends, and a new one takes its place")
+            self.worker.finish_pages(MAX_FINISH_S)
+            sentinel.set()
 
     def stop(self) -> None:
         """Stop all parts."""

@@ -80,6 +80,7 @@ def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
         raise Reject("another ledger's", requeue=True)
     begun = child.worker.run_slice(self.request.id, consumed_queues())
     child.maintainer.kick()
+    child.restart_if_needed()
     failpoint("acknowledging")
     return begun
 

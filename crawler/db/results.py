@@ -384,12 +384,13 @@ def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> Non
     if etag or last_modified:
         db.execute(
             """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ?""",
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method = 'GET'""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
-            "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)",
+            """DELETE FROM validators WHERE url_key = (
+                   SELECT url_key FROM tasks WHERE id = ? AND method = 'GET')""",
             (task,),
         )
 

@@ -4,7 +4,7 @@ import random
 import re
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
@@ -201,6 +201,7 @@ class Attempt:
             if walled and self._door and await self._door.enter_again(sign_ins):
                 await self._read_page(sign_ins + 1)
                 return
+            self._keep_form_session(parsed.followed.links)
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         if self._door and sign_ins and not walled:
             self._door.note_useful()
@@ -299,6 +300,8 @@ class Attempt:
             page = await self._fetch(request, pass_gate)
             if self._finder:
                 page = await self._follow_to_itself(page, plain, pass_gate)
+            if plain.session and plain.session.has_gained_cookies:
+                self._go_on_with(form_fetch.NO_SESSION)
         if self._door:
             page = form_fetch.without_cookie_values(page)
         known = self._task.known
@@ -325,9 +328,20 @@ class Attempt:
 
         forms = form_fetch.FormFetch(plain, self._sender(within_scope), self._site)
         fetched = await forms.fetch(self._task)
-        if self._finder:
-            self._finder = self._finder._replace(form_session=fetched.session)
+        self._go_on_with(fetched.session)
         return fetched.page
+
+    def _keep_form_session(self, links: Iterable[Link]) -> None:
+        """Keep the session of a list before the task of its next page is in the ledger."""
+        if not self._finder or not self._finder.form_session or not self._how.session:
+            return
+        if any(link.method == "FORM" for link in links):
+            self._how.session.store_branch(self._finder.form_session)
+
+    def _go_on_with(self, session: str) -> None:
+        """Set the session with which a list goes on."""
+        if self._finder and any(rule.postback for rule in self._site.pagination):
+            self._finder = self._finder._replace(form_session=session)
 
     # Crawls
 
@@ -380,6 +394,7 @@ class Attempt:
         page = await self._stored_page(known) if known else None
         if page is None:
             return False
+        self._go_on_with(form_fetch.NO_SESSION)
         try:
             parsed = await self._budget.work(examine, page, self._site, self._budget, self._finder)
         except FetchError:
@@ -619,9 +634,10 @@ def _parsed_text(
 def _scraped(view: PageView, unread: ParsedPage, rules: Site | PageKind) -> ParsedPage:
     """Have the class of a site make the record."""
     record = scrapers.listing(view)
-    missing = [name for name in rules.required if record.get(name) in (None, "", [])]
-    if missing:
-        record[MISSING] = missing
+    records = record["records"] if list(record) == ["records"] else [record]
+    for name in rules.required:
+        if any(each.get(name) in (None, "", []) for each in records):
+            record.setdefault(MISSING, []).append(name)
     return _with_record(unread, record, record, view.site, rules, view.budget)
 
 

@@ -169,7 +169,7 @@ class LinkFinder(NamedTuple):
     def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
         """Return the tasks for the links of an HTML page."""
         crc32 = self.task.list_crc32
-        own = self._of_class(PageView(self.site, page, self.budget, html, tree))
+        own = self._of_class(page, html, tree)
         found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget, own)
         followed = self.filter.follow(self.task, found, self.budget)
         if found.postbacks:
@@ -207,14 +207,17 @@ class LinkFinder(NamedTuple):
     def in_json(self, body: bytes, page: Page) -> Followed:
         """Return the tasks for the links of a JSON answer."""
         crc32 = self.task.list_crc32
-        own = self._of_class(PageView(self.site, page, self.budget, body))
+        own = self._of_class(page, body)
         found = links.in_json(body, page, self.site, self.role, crc32, self.budget, own)
         return self.filter.follow(self.task, found, self.budget)
 
-    def _of_class(self, view: PageView) -> list[FoundLink] | None:
+    def _of_class(
+        self, page: Page, html: bytes, tree: LexborHTMLParser | None = None
+    ) -> list[FoundLink] | None:
         """Return the links that the site's class finds, if it is to find them."""
         if not scrapers.finds_links(self.site, self.role):
             return None
+        view = PageView(self.site, page, self.budget, html, tree)
         return [FoundLink(url, Role(role)) for url, role in scrapers.links(view)]
 
 

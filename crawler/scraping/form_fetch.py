@@ -48,6 +48,8 @@ MIN_SECRET = 4
 """Shorter secrets are not searched for in pages: they are part of many words."""
 PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum in bytes."""
+NO_SESSION = "none"
+"""The session of a list that must be begun anew: its first page was fetched with other cookies."""
 _LOGOUT = re.compile(r"/(?:log|sign)[-_]?(?:out|off)\b", re.IGNORECASE)
 _HIDDEN = "***"
 _OF_CODING = frozenset({"content-encoding", "content-length"})
@@ -156,7 +158,8 @@ class FormFetch:
         sent = state.submission
         page = await self._get(self._request(sent, branch, self._plain.url))
         expected = (state.path, urlsplit(sent.url).path)
-        if page.status >= 400 or urlsplit(page.final_url).path not in expected:
+        was_lost = b"__VIEWSTATE" in (sent.body or b"") and b"__VIEWSTATE" not in page.body
+        if page.status >= 400 or was_lost or urlsplit(page.final_url).path not in expected:
             self._budget.release(self._held)
             return None
         session = ""

@@ -18,7 +18,7 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, scrapers, sitefile
+from crawler.sites import crawlfile, scraper_files, scrapers, sitefile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
@@ -129,6 +129,11 @@ class Sites:
         return self._named.get(name, self._default).places
 
     @property
+    def classes(self) -> list[scrapers.Source]:
+        """The classes of the sites that have one."""
+        return [each.site.scraper for each in self._named.values() if each.site.scraper]
+
+    @property
     def templates(self) -> list[str]:
         """The names of the sites that make a URL of a row's columns."""
         return [name for name, each in self._named.items() if each.site.url_template]
@@ -205,8 +210,11 @@ def built_in(rate: str | None = None) -> Sites:
     return Sites(_Described(site, {}, Path(DEFAULTS), {}), [])
 
 
-def faults(folder: Path, rate: str | None = None) -> list[InputError]:
-    """Return all that is wrong in each file, and then between those that can be read."""
+def faults(folder: Path, rate: str | None = None, run: bool = False) -> list[InputError]:
+    """Return all that is wrong in each file, and then between those that can be read.
+
+    With `run`, the files of classes are run, too: they may fail, or never end.
+    """
     found: list[InputError] = []
 
     def note(error: InputError) -> None:
@@ -219,7 +227,7 @@ def faults(folder: Path, rate: str | None = None) -> list[InputError]:
         note(error)
     for each in described[1]:
         try:
-            if each.site.scraper:
+            if run and each.site.scraper:
                 scrapers.instance_of(each.site.scraper)
         except InputError as error:
             note(error)
@@ -234,7 +242,7 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
         every = faults(folder, rate)
         return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
     try:
-        source = scrapers.read(path) if path.suffix == ".py" else None
+        source = scraper_files.read(path) if path.suffix == ".py" else None
         _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
     except InputError as error:
         return [error, *error.others]
@@ -322,9 +330,7 @@ def _site(
         values |= source.settings()
         places |= {key: (Path(source.path), line) for key, (line, _) in source.entries.items()}
     own = _Given(values | given.values, places | given.places)
-    described = _described(name, path, own, common, rate)
-    site = msgspec.structs.replace(described.site, scraper=source)
-    return msgspec.structs.replace(described, site=site)
+    return _described(name, path, own, common, rate, source)
 
 
 def _bad_name(name: str) -> str:
@@ -336,7 +342,14 @@ def _bad_name(name: str) -> str:
     return f"the name of a site consists of {allowed}; {name[:60]!r} is none"
 
 
-def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | None) -> _Described:
+def _described(
+    name: str,
+    path: Path,
+    own: _Given,
+    common: _Given,
+    rate: str | None,
+    source: scrapers.Source | None = None,
+) -> _Described:
     values, places = own
     needed = [(key, host_of(url)) for key, url in crawlfile.addresses(values)]
     if needed:
@@ -347,7 +360,7 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
             raise InputError(str(path), f"{name} has no file of its own, and no urls here", line)
         reason = "hosts is missing: a list of the host names that these settings are for"
         raise InputError(str(path), reason)
-    site = _merged(name, common.values, values, rate)
+    site = msgspec.structs.replace(_merged(name, common.values, values, rate), scraper=source)
     described = _Described(site, values, path, common.places | places)
     _check_required(described)
     for key, host in needed:
@@ -357,9 +370,9 @@ def _described(name: str, path: Path, own: _Given, common: _Given, rate: str | N
 
 
 def _check_required(described: _Described) -> None:
-    """Refuse a required field that no page could have."""
+    """Refuse a required field that no page could have; a class may make any."""
     for name in described.site.required:
-        if name not in described.site.fields:
+        if name not in described.site.fields and not described.site.scraper:
             described.refuse(f"required: there is no field {name[:60]!r}", "required")
 
 
@@ -428,14 +441,13 @@ def get_scraper(name: str) -> "scrapers.Scraper":
 
 
 class _AvailableSites(Sequence[str]):
-    """The names of the sites that there are now; looks at the config folder each time."""
+    """The names of the sites that there are now; reads the config folder each time."""
 
     def _names(self) -> list[str]:
         from crawler import config
 
-        folder = config.load().config_dir
-        paths = [*_site_files(folder / "sites"), *scrapers.files(folder)]
-        return sorted({path.stem for path in paths} | scrapers.installed_names())
+        settings = config.load()
+        return sorted(load(settings.config_dir, settings.rate).names)
 
     @overload
     def __getitem__(self, index: int) -> str: ...

@@ -3,12 +3,12 @@
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from crawler.errors import InputError
 from crawler.models import RateRule
-from crawler.sites import DEFAULTS, START_URLS, Site, Sites, load
+from crawler.sites import DEFAULTS, START_URLS, Site, Sites, load, scrapers
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class LiveSites:
         """Why the files cannot be read as they are now."""
         # Before they are read: they may change meanwhile.
         self._read = self._seen = state_of(folder)
+        self.must_restart = False
+        """Whether this process has run a class that has changed since."""
         self._looked_at = clock()
         try:
             self.now = load(folder, rate)
@@ -67,7 +69,7 @@ class LiveSites:
         if now - self._looked_at < LOOK_INTERVAL_S:
             return
         self._looked_at = now
-        before, self._seen = self._seen, state_of(self._folder)
+        before, self._seen = self._seen, state_of(self._folder, self.now.classes)
         if self._seen == before != self._read:
             self._read = self._seen
             self._load()
@@ -82,6 +84,7 @@ class LiveSites:
             self._note(str(error))
             return
         self.problem = ""
+        self.must_restart = self.must_restart or scrapers.were_replaced(self.now.classes)
         log.info("the files in %s have changed and were read again", self._folder)
 
     def _note(self, problem: str) -> None:
@@ -89,15 +92,19 @@ class LiveSites:
         log.warning("%s; pages are still fetched with the files as they were before", problem)
 
 
-def state_of(folder: Path) -> tuple[_File, ...]:
-    """Return the state of all files of a folder: it is another one when one of them changes."""
+def state_of(folder: Path, classes: Iterable[scrapers.Source] = ()) -> tuple[_File, ...]:
+    """Return the state of all files of a folder, and of installed classes: it is another one when
+    one of them changes."""
     paths = [folder / name for name in (DEFAULTS, START_URLS)]
-    try:
-        with os.scandir(folder / "sites") as entries:
-            names = [entry.name for entry in entries if entry.name.endswith((".yaml", ".yml"))]
-    except OSError:
-        names = []
-    return tuple(map(_file, [*paths, *(folder / "sites" / name for name in sorted(names))]))
+    for part, endings in (("sites", (".yaml", ".yml")), (scrapers.FOLDER, (".py",))):
+        try:
+            with os.scandir(folder / part) as entries:
+                names = [entry.name for entry in entries if entry.name.endswith(endings)]
+        except OSError:
+            names = []
+        paths += [folder / part / name for name in sorted(names)]
+    paths += [Path(source.path) for source in classes if source.module]
+    return tuple(map(_file, paths))
 
 
 def _file(path: Path) -> _File:

@@ -8,8 +8,9 @@ import msgspec
 from crawler.errors import FetchError, UsageError
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
+from crawler.fetch.wire import media_type
 from crawler.models import Page, Role
-from crawler.sites import selectors, structured
+from crawler.sites import selectors, structured, xpath
 from crawler.sites.css import Search, SearchBudget, TooMuch
 from crawler.sites.css import compile as compiled
 from crawler.sites.parser import parse
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
 
     from crawler.sites import Site
+    from crawler.sites.crawlfile import PageKind
 
 _UNREAD = ("script", "style", "noscript", "template")
 
@@ -124,19 +126,37 @@ class PageView:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The fields of the site's file."""
-        kind = self.site.kind_of(self.url)
-        wanted = kind.fields if kind else self.site.fields
-        return selectors.extract(self.tree, wanted, self.url, self.budget)
+        rules, is_html = self._rules, self._kind not in ("json", "plain")
+        return selectors.extract(
+            self.tree if is_html else None,
+            rules.fields,
+            self.url,
+            self.budget,
+            required=rules.required,
+            body=b"" if is_html else self.utf8,
+            is_json=self._kind == "json",
+        )
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """The record that the site's file gives: its fields, or what any page says of itself."""
         fields = self.fields
-        kind = self.site.kind_of(self.url)
-        if not (kind.structured if kind else self.site.structured):
+        if not self._rules.structured:
             return fields
+        if self._kind in ("json", "plain"):
+            is_json = self._kind == "json"
+            return structured.extract_plain(self.utf8, is_json, self.budget) | fields
         whole = parse(self.utf8, self.budget)  # of its own: the extraction removes parts of it
         return structured.extract(whole, self.url, self.budget) | fields
+
+    @property
+    def _rules(self) -> "Site | PageKind":
+        return self.site.kind_of(self.url) or self.site
+
+    @property
+    def _kind(self) -> str:
+        """What the answer says it is: json, plain, html …"""
+        return media_type(self._answer.header("content-type")).rpartition("/")[2].rpartition("+")[2]
 
     @cached_property
     def links(self) -> list[tuple[str, str]]:
@@ -169,8 +189,10 @@ class PageView:
     @cached_property
     def _parsel(self) -> Any:
         try:
-            import parsel
+            document = xpath.document(self.utf8)
         except ImportError:
             advice = "install it with: pip install 'crawler[parsel]'"
             raise UsageError(f"xpath() needs the package parsel; {advice}") from None
-        return parsel.Selector(text=self.html)
+        if document is None:
+            raise FetchError("too_costly", "the page is too large for XPath")
+        return document

@@ -4,16 +4,13 @@ A class is found and its settings are read without running its file: a broken or
 keep commands from working, and a worker's parent process must not load what its children replace.
 """
 
-import ast
-import inspect
 import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from hashlib import sha256
+from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -28,10 +25,10 @@ from crawler.errors import CrawlerError, FetchError, InputError
 from crawler.logs import printable
 from crawler.models import Page, Role
 from crawler.sites.crawlfile import CHECKS, CrawlSettings
-from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node, checked_entries
+from crawler.sites.sitefile import MISSING, Entries, checked_entries
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoint
 
     from crawler.fetch.budget import Budget
     from crawler.sites import Site
@@ -77,23 +74,27 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return self.entries[key][0] if key in self.entries else None
 
 
-# Finding.
-
-
 def readers(config: Path) -> list[Callable[[], Source]]:
     """Return what reads each class: those of installed packages, and those of the config folder,
     which go before them."""
-    installed = [partial(_read_installed, entry) for entry in _entry_points()]
-    return [*installed, *(partial(read, path) for path in files(config))]
+    installed, paths = _entry_points(), files(config)
+    if not installed and not paths:
+        return []
+    from crawler.sites import scraper_files  # reads Python, for those who need it
+
+    return [
+        *(partial(scraper_files.read_installed, entry) for entry in installed),
+        *(partial(scraper_files.read, path) for path in paths),
+    ]
 
 
 def files(config: Path) -> list[Path]:
     """Return the files with classes; those whose names begin with _ are shared by them."""
-    return [path for path in _python_files(config) if path.name[0] not in "._"]
+    return [path for path in python_files(config / FOLDER) if path.name[0] not in "._"]
 
 
-def _python_files(config: Path) -> list[Path]:
-    folder = config / FOLDER
+def python_files(folder: Path) -> list[Path]:
+    """Return all files of the scrapers' folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".py")
     except (FileNotFoundError, NotADirectoryError):
@@ -102,142 +103,33 @@ def _python_files(config: Path) -> list[Path]:
         raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
 
 
-def read(path: Path) -> Source:
-    """Find the class of a file; its version covers the files that all in the folder share."""
-    code = _bytes_of(path)
-    digest = sha256(code)
-    for shared in _python_files(path.parents[1]):
-        if shared.name[0] == "_":
-            digest.update(b"\0%b\0%b" % (shared.name.encode(), _bytes_of(shared)))
-    return _source(path.stem, str(path), code, digest.hexdigest()[:12])
-
-
-def installed_names() -> set[str]:
-    """Return the sites whose classes are in installed packages."""
-    return set(_entry_points().names)
-
-
-def _entry_points() -> "EntryPoints":
+@cache
+def _entry_points() -> "tuple[EntryPoint, ...]":
     from importlib.metadata import entry_points  # takes as long as all else here
 
-    return entry_points(group=GROUP)
-
-
-def _read_installed(entry: "EntryPoint") -> Source:
-    """Find the class behind an entry point."""
-    path = _located(entry.module)
-    if path is None or not entry.attr:
-        reason = f"{entry.name} = {entry.value} names no class in a Python file"
-        raise InputError(f"the entry points {GROUP}", reason)
-    code = _bytes_of(path)
-    version = sha256(code).hexdigest()[:12]
-    return _source(entry.name, str(path), code, version, entry.module, entry.attr)
-
-
-def _located(module: str) -> Path | None:
-    """Return the file of a module; unlike `find_spec` of importlib, runs no package."""
-    name, places, origin = "", None, None
-    for part in module.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        specs = (finder.find_spec(name, places, None) for finder in sys.meta_path)
-        spec = next(filter(None, specs), None)
-        if spec is None:
-            return None
-        places, origin = spec.submodule_search_locations, spec.origin
-    return Path(origin) if origin and origin.endswith(".py") else None
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        code = path.read_bytes()
-    except OSError as error:
-        raise InputError(str(path), f"the file cannot be read ({error.strerror})") from None
-    if len(code) > MAX_SIZE:
-        raise InputError(str(path), f"the file has {len(code):,} bytes, more than {MAX_SIZE:,}")
-    return code
-
-
-def _source(
-    site: str, path: str, code: bytes, version: str, module: str = "", class_name: str = ""
-) -> Source:
-    try:
-        tree = ast.parse(code, path)
-    except SyntaxError as error:
-        raise InputError(path, f"not Python: {error.msg}", error.lineno) from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError(path, f"not Python: {error}") from None
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    if class_name:
-        classes = [node for node in classes if node.name == class_name]
-    else:
-        classes = [node for node in classes if not node.name.startswith("_")]
-    if len(classes) > 1:
-        classes = [node for node in classes if _has_method(node)]
-    if len(classes) != 1:
-        wanted = f"one class with {' or '.join(METHODS)}"
-        found = f"{len(classes)} such classes"
-        hint = "give the others names that begin with _"
-        if not classes:
-            found, hint = "none", "see docs/SCRAPERS.md"
-        raise InputError(path, f"the file must have {wanted}, and has {found}; {hint}")
-    return Source(
-        site=site, path=path, version=version, class_name=classes[0].name, code=code,
-        module=module, entries=_entries(path, classes[0]),
-    )  # fmt: skip
-
-
-def _has_method(node: ast.ClassDef) -> bool:
-    return any(isinstance(each, ast.FunctionDef) and each.name in METHODS for each in node.body)
-
-
-def _entries(path: str, node: ast.ClassDef) -> Entries:
-    """Return the attributes of a class that are keys of a site's file."""
-    entries: Entries = {}
-    for each in node.body:
-        match each:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                pass
-            case _:
-                continue
-        if name in CrawlSettings.__struct_fields__:
-            entries[name] = each.lineno, _value(path, name, value)
-    return entries
-
-
-def _value(path: str, key: str, given: ast.expr, depth: int = 0) -> Node:
-    """Make of a literal what the same value in a site's file would be."""
-    line, below = given.lineno, depth + 1
-    if depth <= MAX_DEPTH:
-        match given:
-            case ast.Constant(value=None):
-                return Node("scalar", line, "", is_null=True)
-            case ast.Constant(value=bool() as value):
-                return Node("scalar", line, "", str(value).lower())
-            case ast.Constant(value=str() | int() | float() as value):
-                return Node("scalar", line, "", str(value))
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                inner = [_value(path, key, item, below) for item in items]
-                return Node("sequence", line, "", items=inner)
-            case ast.Dict(keys=keys, values=values) if None not in keys:
-                pairs = [each for pair in zip(keys, values, strict=True) for each in pair if each]
-                inner = [_value(path, key, item, below) for item in pairs]
-                return Node("mapping", line, "", items=inner)
-    reason = f"{key} must be written out (texts, numbers, lists, dicts)"
-    raise InputError(path, f"{reason}, because it is read without running the file", line)
+    return tuple(entry_points(group=GROUP))
 
 
 # Running. User code is trusted, but an error in it may cost no more than its page.
 
 _instances: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
+_loaded: dict[str, Source] = {}
+"""The first version of each class that this process has run."""
 _told_faults: set[str] = set()
 
 
 def is_loaded(source: Source) -> bool:
-    """Say whether this process has run the file of a class."""
+    """Say whether this process has run the file of a class, in this version."""
     return (source.path, source.version) in _instances
+
+
+def were_replaced(sources: Iterable[Source]) -> bool:
+    """Say whether this process has run another version of one of these classes."""
+    return any(
+        source.path in _loaded and _loaded[source.path].version != source.version
+        for source in sources
+    )
 
 
 def instance_of(source: Source) -> Any:
@@ -247,6 +139,7 @@ def instance_of(source: Source) -> Any:
         if not is_loaded(source):
             try:
                 _instances[source.path, source.version] = _instance(source)
+                _loaded.setdefault(source.path, source)
             except InputError as error:
                 if str(error) not in _told_faults:
                     _told_faults.add(str(error))
@@ -257,7 +150,7 @@ def instance_of(source: Source) -> Any:
 
 def _instance(source: Source) -> Any:
     try:
-        module = import_module(source.module) if source.module else _run(source)
+        module = _imported(source) if source.module else _run(source)
         vars(module).setdefault("print", _print)
         made = getattr(module, source.class_name)()
     except BaseException as error:
@@ -270,6 +163,15 @@ def _instance(source: Source) -> Any:
     if not any(callable(getattr(made, name, None)) for name in METHODS):
         raise InputError(source.path, f"{source.class_name} has no {' and no '.join(METHODS)}")
     return made
+
+
+def _imported(source: Source) -> ModuleType:
+    """Import a module of an installed package; run it again if an older version was."""
+    before = sys.modules.get(source.module)
+    if before is None or all(source.module != each.module for each in _loaded.values()):
+        return import_module(source.module)
+    exec(compile(source.code, source.path, "exec", dont_inherit=True), vars(before))  # noqa: S102
+    return before
 
 
 def _run(source: Source) -> ModuleType:
@@ -295,18 +197,25 @@ class _SharedFinder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.found: set[str] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the module's spec, as the import system asks for it."""
         file = str(self.folder / f"{name}.py")
         if path is not None or not name.startswith("_") or not Path(file).is_file():
             return None
+        self.found.add(name)
         return spec_from_file_location(name, file, loader=_Uncached(name, file))
 
 
 def _find_shared(folder: Path) -> None:
-    known = [finder for finder in sys.meta_path if isinstance(finder, _SharedFinder)]
-    if not any(finder.folder == folder for finder in known):
+    """Let files import those that they share, as these are now."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _SharedFinder)]
+    for finder in finders:
+        for name in finder.found:
+            sys.modules.pop(name, None)
+        finder.found.clear()
+    if not any(finder.folder == folder for finder in finders):
         sys.meta_path.append(_SharedFinder(folder))
 
 
@@ -416,6 +325,8 @@ def _called(source: Source, method: str, page: "PageView") -> Any:
 
 def _takes_html(function: Callable[..., Any]) -> bool:
     """Say whether a method is written as `extract_listing(html, url)`."""
+    import inspect
+
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     needed = [each for each in parameters if each.kind in kinds and each.default is each.empty]
@@ -436,6 +347,8 @@ def _records(made: Any) -> Any:
 
 
 def _not_async(made: Any) -> Any:
+    import inspect  # nearly all that it loads is for other things
+
     if inspect.iscoroutine(made):
         made.close()
     if inspect.isawaitable(made) or inspect.isasyncgen(made):
@@ -449,6 +362,10 @@ def _mapping(made: Any) -> dict[Any, Any]:
     if not isinstance(plain, dict):
         wanted = "a dict, a list of dicts, or None"
         raise TypeError(f"it returned {type(made).__name__}, where {wanted} is expected")
+    missing = plain.get(MISSING, [])
+    if not isinstance(missing, list) or not all(isinstance(name, str) for name in missing):
+        meaning = "the list of required fields that the page lacks"
+        raise TypeError(f"it returned {MISSING!r}, which is {meaning}")
     return plain
 
 

@@ -92,7 +92,7 @@ class Worker:
             self._health.complain,
             mark_large=self._owner.writes,
         )
-        known = LiveSites(settings.config_dir, settings.rate, sites)
+        self._sites = known = LiveSites(settings.config_dir, settings.rate, sites)
         if permit:
             shared = permit(self._owner.id)
         else:
@@ -136,6 +136,18 @@ class Worker:
     def stopping(self) -> bool:
         """Whether a stop was asked for."""
         return self._finish.is_set()
+
+    @property
+    def must_restart(self) -> bool:
+        """Whether only a new process can run the scrapers as they are now; then nothing more is
+        claimed."""
+        return self._sites.must_restart
+
+    def finish_pages(self, limit_s: float) -> None:
+        """Wait until the pages in flight have ended."""
+        end = time.monotonic() + limit_s
+        while not self._pages.is_idle and time.monotonic() < end:
+            time.sleep(0.02)
 
     def run_slice(self, message_id: str, queues: Sequence[str]) -> int:
         """Work for one time slice on what is due in these queues, the most urgent first; returns
@@ -255,7 +267,7 @@ class Worker:
 
     async def _slice(self, queues: Sequence[str], message_id: str) -> int:
         end, begun = time.monotonic() + self._settings.slice_s, 0
-        while not self.stopping and time.monotonic() < end:
+        while not self.stopping and not self.must_restart and time.monotonic() < end:
             self._pages.room_made.clear()
             claimed, more = await self._claim(queues)
             for each in claimed:

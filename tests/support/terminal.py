@@ -51,6 +51,10 @@ class Terminal:
         """What it has shown so far."""
         return self._text.decode(errors="replace")
 
+    def type(self, keys: str) -> None:
+        """Type on its keyboard."""
+        os.write(self._master, keys.encode())
+
     def close(self) -> None:
         """Close it: whoever it belongs to gets SIGHUP, and nothing can be written to it any
         more."""

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from crawler.db import owners
 from crawler.errors import FetchError, InputError, UsageError
 from crawler.fetch.budget import Budget, Turns
 from crawler.scraping import MAX_RECORD_BYTES, examine
-from crawler.sites import Site, faults, get_scraper, load
+from crawler.sites import Site, faults, get_scraper, load, scrapers
+from crawler.sites.live import LiveSites
 from crawler.sites.scrapers import MAX_RECORDS, Scraper
 from tests.support.tasks import page
 
@@ -174,11 +176,11 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def test_a_file_that_cannot_be_run_is_a_fault(write: Write) -> None:
-    """`sites check` and `doctor` find what `load` does not look at."""
+    """`sites check` finds it; what only reads the files does not run them."""
     folder = write({"scrapers/county.py": f"import no_such_package\n{CLASS}"})
 
-    load(folder)
-    [fault] = faults(folder)
+    assert faults(folder) == []
+    [fault] = faults(folder, run=True)
 
     assert fault.line == 1
     assert "no_such_package" in fault.reason
@@ -340,16 +342,20 @@ def test_json_and_xpath(write: Write) -> None:
     text = """
         class County:
             hosts = "a.example"
+            fields = {"first": {"json": "b.c"}}
             def extract_listing(self, page):
                 if "json" in page.headers["content-type"]:
-                    return page.json()
+                    return page.json() | page.fields
                 return {"h1": page.xpath("//h1/text()").get()}
     """
     folder = write({"scrapers/county.py": text})
     site = the_site(folder)
-    answer = replace(page(body=b'{"a": [1]}'), headers=(("Content-Type", "application/json"),))
+    answer = replace(
+        page(body=b'{"a": [1], "b": {"c": "x"}}'), headers=(("Content-Type", "application/json"),)
+    )
 
-    assert examine(answer, site).record == {"a": [1]}
+    assert examine(answer, site).record == {"a": [1], "b": {"c": "x"}, "first": "x"}
+    assert examine(page(body=BODY), site).record == {"h1": "Parcel 12-3"}
     script = """
         import sys
         sys.modules["parsel"] = None  # as if it were not installed
@@ -358,6 +364,29 @@ def test_json_and_xpath(write: Write) -> None:
     """
     ran = run_script(script, folder)
     assert "UsageError: xpath() needs the package parsel; install it with" in ran.stderr
+
+
+def test_records_of_a_class_are_validated(write: Write) -> None:
+    """`required` and `validate` hold for what a class returns, and for each of several records."""
+    text = """
+        class County:
+            hosts = "a.example"
+            required = ["title", "price"]
+            validate = {"properties": {"price": {"type": "number"}}}
+            def extract_listing(self, page):
+                return RETURNED
+    """
+
+    def invalid(returned: str) -> tuple[str, ...]:
+        folder = write({"scrapers/county.py": text.replace("RETURNED", returned)})
+        return examine(page(body=BODY), the_site(folder)).invalid
+
+    assert invalid("{'title': 'x', 'price': 1}") == ()
+    assert invalid("{'title': 'x', 'price': ''}")[0] == "price is missing"
+    assert len(invalid("{'title': 'x', 'price': 'much'}")) == 1
+    assert invalid("None") == ("title is missing", "price is missing")
+    assert invalid("[{'title': 'x', 'price': 1}, {'price': 2}]") == ("title is missing",)
+    assert invalid("[]") == ()
 
 
 def test_links_are_absolute_and_come_once(write: Write) -> None:
@@ -433,6 +462,7 @@ def test_what_a_class_may_return(write: Write, returned: str, record: dict[str, 
          "        return a", None, "RecursionError"),
         ("    def extract_listing(self, page):\n"
          "        while True: yield {}", None, f"more than {MAX_RECORDS:,} records"),
+        ("    def extract_listing(self, page):\n        return {'missing': 1}", None, "'missing'"),
         ("    async def extract_listing(self, page):\n        return {}", None, "it is async"),
         ("    async def extract_listing(self, page):\n        yield {}", None, "it is async"),
         ("    def extract_listing(self):\n        return {}", None, "TypeError"),
@@ -541,3 +571,96 @@ def test_no_site_of_that_name() -> None:
     """The error names those that there are."""
     with pytest.raises(UsageError, match="there is no site 'nowhere'"):
         get_scraper("nowhere")
+
+
+# A hang and an edit, without a worker. tests/integration/test_scrapers.py has them with one.
+
+HANG = """
+    import asyncio, faulthandler, sys
+    from crawler import config
+    from crawler.fetch.budget import Budget
+    from crawler.sites import load, scrapers
+    from crawler.sites.page_view import PageView
+    from tests.support.tasks import page
+
+    site = load(config.load().config_dir).named("county")
+    view = PageView(site, page())
+    faulthandler.dump_traceback_later(1, exit=True, file=sys.stderr)
+    asyncio.run(Budget().work(scrapers.METHOD, view))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "line"),
+    [
+        ("listing", "    def extract_listing(self, page):\n        while True: pass", 4),
+        ("listing", "    def extract_listing(self, page):\n        _deep(page)", 6),
+        ("links", "    def extract_listing_urls(self, page):\n        yield 'a'\n"
+         "        while True: pass", 5),
+        ("listing", "    def __init__(self):\n        while True: pass\n"
+         "    def extract_listing(self, page): pass", 4),
+        ("listing", "    def extract_listing(self, page): pass\nwhile True: pass", 4),
+    ],
+)  # fmt: skip
+def test_a_hang_names_the_line_where_the_class_stood(
+    write: Write, method: str, body: str, line: int
+) -> None:
+    """Of all frames of all threads, the last one of the user's file is told."""
+    tail = "\ndef _deep(page):\n    while True: page.css('a')\n" if "_deep" in body else ""
+    text = f"class County:\n    hosts = 'a.example'\n{body}{tail}"
+    folder = write({"scrapers/county.py": text})
+
+    ran = run_script(HANG.replace("METHOD", method), folder)
+
+    stack = owners._parsing_thread(ran.stderr)
+    path = folder / "scrapers" / "county.py"
+    assert owners._scraper_line(stack) == f"{path}, line {line}", ran.stderr
+
+
+def test_an_edit_asks_for_a_new_process_only_if_the_class_was_run(write: Write) -> None:
+    """Other classes, and those of which no page has come, are simply read again."""
+    other = CLASS.replace("a.example", "b.example")
+    folder = write({"scrapers/county.py": CLASS, "scrapers/other.py": other})
+    now = iter(range(1000))
+    live = LiveSites(folder, clock=lambda: next(now) * 2.0)
+    [county] = [each for each in live.now.classes if each.site == "county"]
+    scrapers.instance_of(county)
+
+    write({"scrapers/other.py": other + "\n"})
+    live.look()
+    live.look()
+    assert [each.version for each in live.now.classes].count(county.version) == 1
+    assert not live.must_restart
+
+    write({"scrapers/county.py": CLASS + "\n"})
+    live.look()
+    live.look()
+    assert live.must_restart
+
+
+def test_an_installed_class_is_run_anew_when_its_module_changes(
+    tmp_path: Path, write: Write
+) -> None:
+    """The version of a result is always that of the code that made it."""
+    folder = write({})
+    (tmp_path / "one_portal.py").write_text(CLASS)
+    info = tmp_path / "portal-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: portal\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[crawler.sites]\ncounty = one_portal:County\n")
+    script = """
+        import os
+        from pathlib import Path
+        from crawler.sites import get_scraper
+        module = Path(os.environ["PYTHONPATH"]) / "one_portal.py"
+        first = get_scraper("county")
+        print(first.extract_listing("<h1>x</h1>"))
+        module.write_text(module.read_text().replace('{"title"', '{"other"'))
+        second = get_scraper("county")
+        print(second.extract_listing("<h1>x</h1>"))
+        assert first.site.scraper.version != second.site.scraper.version
+    """
+
+    ran = run_script(script, folder, PYTHONPATH=str(tmp_path))
+
+    assert ran.stdout == "{'title': 'x'}\n{'other': 'x'}\n", ran.stderr
