@@ -18,7 +18,7 @@ from crawler.examples import county, imoti
 from crawler.examples.server import Request, Response, Running
 from crawler.models import Page
 from crawler.scraping import examine
-from crawler.sites import Site, load
+from crawler.sites import Site, get_scraper, load
 
 SIZE = 120
 BASE = "http://site.test"
@@ -431,3 +431,16 @@ class TestFiles:
             assert row["parcel_id"] in page
         assert f"`{county.USER}`" in page
         assert f"`{county.PASSWORD}`" in page
+
+
+def test_the_class_finds_what_the_file_finds(
+    market: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """examples/scrapers/imoti.py gives every record of the site, and the links of its lists."""
+    monkeypatch.setenv("CRAWLER_CONFIG_DIR", str(FILES))
+    scraper = get_scraper("imoti")
+    for listing in market.site.listings(BASE):
+        body = market.ask(listing.url.removeprefix(BASE)).body
+        assert scraper.extract_listing(body, listing.url) == listing.record
+    first = scraper.extract_listing_urls(market.ask("/prodazhbi").body, f"{BASE}/prodazhbi")
+    assert list(first) == _urls(market, "sale")[: imoti.PER_PAGE]
