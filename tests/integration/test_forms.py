@@ -1,6 +1,7 @@
 """Forms and logins through the real doors: every page once, and no secret in any file."""
 
 import gzip
+import json
 import re
 import stat
 import threading
