@@ -20,6 +20,7 @@ _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
     "run": ("bulk", "Crawl every URL of a file and print a summary."),
     "crawl": ("crawl", "Crawl whole sites, following links and sitemaps."),
+    "map": ("map", "List the URLs of a site: its sitemaps, then its start page."),
     "resume": ("bulk", "Continue with all open tasks."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
     "sites": ("sites", "List, check, show and draft the files of sites."),

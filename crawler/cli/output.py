@@ -177,11 +177,11 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  UNACCOUNTED: {printable(problem)}")
 
 
-def print_left_out(crawled: CrawlReport) -> None:
+def print_left_out(crawled: CrawlReport, tell: Callable[[str], None] = print) -> None:
     """Print which guards of a crawl acted, on how many links."""
     for guard, links, example in crawled.left_out:
         why = _GUARDS.get(guard, guard.replace("_", " "))
-        print(f"  guard {guard}: {counted(links, 'link')} {why}: {shortened(printable(example))}")
+        tell(f"  guard {guard}: {counted(links, 'link')} {why}: {shortened(printable(example))}")
 
 
 def print_invalid(receipt: Receipt) -> None:
