@@ -241,8 +241,10 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
     if folder.resolve() in path.resolve().parents:
         every = faults(folder, rate)
         return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
+    from crawler.sites import scraper_files  # reads Python, for those who need it
+
     try:
-        source = scrapers.read(path) if path.suffix == ".py" else None
+        source = scraper_files.read(path) if path.suffix == ".py" else None
         _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
     except InputError as error:
         return [error, *error.others]

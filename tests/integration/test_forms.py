@@ -1,6 +1,7 @@
 """Forms and logins through the real doors: every page once, and no secret in any file."""
 
 import gzip
+import json
 import re
 import stat
 import threading
@@ -11,6 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from crawler import crawls
+from crawler.config import Settings
+from crawler.errors import UsageError
+from crawler.models import JobOptions
+from crawler.sites import load
 from tests.support.portal import PASSWORD, USER, Portal, Reply
 from tests.support.stack import Folder
 
@@ -122,6 +128,40 @@ def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None
     without = folder.crawler("crawl", "county")
     assert without.returncode == 2
     assert "needs the columns owner: give them with --rows FILE" in without.stderr
+    file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
+    assert folder.crawler("crawl", "county", "--rows", str(file)).returncode == 1
+
+
+def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
+    """Each row of a file is a task with its own values and line; bad rows cost no good one, and a
+    row that means the same counts for it."""
+    folder = Folder(tmp_path)
+    describe(folder, portal, ROWS)
+    plan = crawls.plan(
+        load(tmp_path / "config"), ["county"], JobOptions(), subdomains=False, sitemap=None
+    )
+    file = tmp_path / "owners.csv"
+    file.write_text("OWNER,priority\nAda,2\n Елена ,\n,\nBo,77\nAda,3\n")
+
+    first = crawls.begin(Settings(data_dir=folder.data), plan, rows_file=file)
+    again = crawls.begin(Settings(data_dir=folder.data), plan, rows_file=file)
+
+    assert (first.added, first.rejected, again.added, again.rejected) == (2, 2, 0, 2)
+    assert first.rejects_file is not None
+    rejects = first.rejects_file.read_text().splitlines()
+    assert [json.loads(line)["line"] for line in rejects] == [4, 5]
+    rows = folder.lpm().store.db.all(
+        "SELECT method, priority, source_line, body FROM tasks ORDER BY id"
+    )
+    assert [row[:3] for row in rows] == [("FORM", 2, 2), ("FORM", 5, 3)]
+    assert [json.loads(row[3])["values"] for row in rows] == [
+        {"owner": "Ada & co"},
+        {"owner": "Елена & co"},
+    ]
+    receipt = folder.lpm().receipt(first.job)
+    assert (receipt.rows, receipt.known, receipt.rejected) == (5, 1, 2)
+    with pytest.raises(UsageError, match="needs the columns owner: give them with --rows FILE"):
+        crawls.begin(Settings(data_dir=folder.data), plan)
 
 
 @pytest.mark.parametrize("wall", [200, 302])

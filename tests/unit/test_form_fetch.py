@@ -325,8 +325,10 @@ def test_a_column_cannot_name_a_secret() -> None:
     assert start_task(form, {"x": "$key"}.get) == FormTask(
         values={"a": "$key"}, secrets={"b": "key"}
     )
-    with pytest.raises(ValueError, match="the column 'x' is missing"):
+    with pytest.raises(ValueError, match="the columns that the form needs are empty: x"):
         start_task(form, lambda column: None)
+    with pytest.raises(ValueError, match="the column 'y' is missing"):
+        start_task(form_of(values={"a": "{x}", "b": "{y}"}), {"x": "1"}.get)
 
 
 def test_a_secret_in_a_form_is_in_no_page() -> None:
@@ -618,8 +620,8 @@ def test_the_answer_to_a_form_says_nothing_about_its_page(tmp_path: Path) -> Non
             Link(address=urls.parse("http://a.example/"), role=Role.START, method=method, body=body)
             for method, body in (("GET", ""), ("FORM", "a"), ("FORM", "b"))
         ]
-        starts = [Start(link, {"parcel_id": str(n)}) for n, link in enumerate(links)]
-        lpm.crawls.add_starts(job, starts, NOW)
+        rows = [{"parcel_id": str(n)} for n in range(3)]
+        lpm.crawls.add_starts(job, map(Start, links, rows), NOW)
         tasks = lpm.get_next_pending("owner", 9)
         assert [(task.method, task.body) for task in tasks] == [
             ("GET", ""), ("FORM", "a"), ("FORM", "b"),

@@ -531,7 +531,7 @@ def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
     if receipt.invalid:
         return 1
     if crawled:
-        return int(crawled.bad > 0 or not books.completed)
+        return int(crawled.bad > 0 or receipt.rejected > 0 or not books.completed)
     return int(books.completed != books.accepted or receipt.rejected > 0)
 
 
