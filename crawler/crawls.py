@@ -50,6 +50,8 @@ class Begun(NamedTuple):
 
     job: Job
     added: int
+    note: str = ""
+    """What is left out, and why."""
     rejected: int = 0
     rejects_file: Path | None = None
 
@@ -90,7 +92,9 @@ def begin(
     session: Session | None = None,
 ) -> Begun:
     """Open the job of a crawl, or continue it while it is open."""
-    _check_rows(begun, rows_file)
+    note = _missing_rows(begun, rows_file)
+    if note and not begun.starts:
+        raise UsageError(note)
     crawl = begun.options.crawl
     assert crawl is not None
     checksum = rows.checksum(rows_file) if rows_file else ""
@@ -117,16 +121,20 @@ def begin(
             added = lpm.crawls.add_starts(job, begun.starts, lpm.now())
             if not rows_file:
                 lpm.imports.close(job, lpm.now())
-                return Begun(job, added)
-            return _add_rows(lpm, job, begun, rows_file, checksum)
+                return Begun(job, added, note)
+            return _add_rows(lpm, job, begun, rows_file, checksum, added)
 
 
-def _check_rows(begun: Plan, rows_file: Path | None) -> None:
+def _missing_rows(begun: Plan, rows_file: Path | None) -> str:
+    """Say which forms are left out because no file has values for them."""
     columns = ", ".join(dict.fromkeys(_columns(begun)))
-    if columns and not rows_file:
-        raise UsageError(f"a form needs the columns {columns}: give them with --rows FILE")
     if rows_file and not columns:
         raise UsageError("--rows: no form of these sites takes a value from a column")
+    if columns and not rows_file:
+        forms = ", ".join(dict.fromkeys(each.address.url for each in begun.row_forms))
+        needed = f"needs the columns {columns}: give them with --rows FILE"
+        return f"the form at {forms} is left out; it {needed}"
+    return ""
 
 
 def _columns(begun: Plan) -> list[str]:
@@ -134,11 +142,11 @@ def _columns(begun: Plan) -> list[str]:
 
 
 def _add_rows(
-    lpm: LocalPersistenceManager, job: Job, begun: Plan, file: Path, checksum: str
+    lpm: LocalPersistenceManager, job: Job, begun: Plan, file: Path, checksum: str, added: int
 ) -> Begun:
     """Submit each form once for each row; a bad row costs no good one."""
     number = lpm.imports.number_of(job, checksum)
-    added = count = rejected = 0
+    count = rejected = 0
     wanted = frozenset({*_columns(begun), "parcel_id", "priority"})
     with rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
         read = rows.read_fields(file, wanted)
@@ -160,7 +168,7 @@ def _add_rows(
             added += lpm.crawls.add_starts(job, starts, lpm.now(), source_name(file), number)
             count, rejected = count + len(batch), rejected + len(bad)
         lpm.imports.close(job, lpm.now(), checksum, count)
-    return Begun(job, added, rejected, rejects.path if rejected else None)
+    return Begun(job, added, "", rejected, rejects.path if rejected else None)
 
 
 def _row_starts(item: rows.Fields, forms: list[RowForm]) -> list[Start]:

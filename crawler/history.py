@@ -23,6 +23,10 @@ _LOST_EVENTS = ("worker died", "taken back", "poison")
 """Ends of attempts whose requests were not recorded."""
 
 
+MAX_PATH = 100
+"""Pages on the way from a start to a task that are shown."""
+
+
 class Step(msgspec.Struct, frozen=True):
     """One event of a task; `at` is None if its time is not known."""
 
@@ -52,7 +56,12 @@ def timeline(
     """Return all events of a task, from its import to its delivery; with `finder` also its
     waits."""
     facts = lpm.timeline.task(task)
-    steps = [Step(facts["imported_at"], "imported", _without_none(_origin(facts)))]
+    what = "imported" if facts["parent"] is None else "found"
+    steps = [
+        Step(at, "came by", {"role": role, "url": url, "task": task_id})
+        for at, role, url, task_id in lpm.timeline.path(task, MAX_PATH)
+    ]
+    steps.append(Step(facts["imported_at"], what, _without_none(_origin(facts))))
     steps += [
         Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
         for job, file, line, item in lpm.timeline.links(task)
@@ -112,6 +121,9 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "priority": facts["priority"],
         "parcel": facts["parcel_id"] or None,
         "deadline": deadline,
+        "role": facts["role"],
+        "depth": facts["depth"] if facts["role"] else None,
+        "method": facts["method"] if facts["method"] != "GET" else None,
     }
 
 
@@ -164,6 +176,8 @@ def _delivery(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     if result is None:
         return []
     facts = {name: result[name] for name in _RESULT_FIELDS}
+    if result["invalid"]:
+        facts["invalid"] = "; ".join(msgspec.json.decode(result["invalid"]))
     if result["same_as"]:
         facts["same content as task"] = result["same_as"]
     steps = [Step(None, "result", facts | {"raw": result["segment"] or "not kept"})]

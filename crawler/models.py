@@ -432,6 +432,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Missing rows that were accepted by an explicit command."""
     missing_fields: list[MissingField]
     """Required fields that pages lack, most often missing first."""
+    invalid: int
+    """Records that are invalid."""
+    invalid_reasons: dict[str, int]
+    """How many records have each reason, the most frequent first."""
     checksum: str
     """sha256 over URL, parcel, state, page hash and record of every task, in import order."""
     crawl: CrawlReport | None = None

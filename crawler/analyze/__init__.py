@@ -14,7 +14,7 @@ import msgspec
 
 from crawler import urls
 from crawler.analyze.sources import ErrorClass, Source
-from crawler.db.results import iso
+from crawler.db.results import iso, kind_of_reason
 from crawler.errors import InputError, UrlError
 from crawler.logs import shortened
 from crawler.models import TaskCounts
@@ -121,9 +121,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskCounts | None = None
     results: int
     success_rate: float | None
-    """Completed tasks of all accepted ones, 0 to 1; without a ledger, results with the verdict ok
-    of all results."""
+    """Completed tasks with a valid record of all accepted ones, 0 to 1; without a ledger, valid
+    results with the verdict ok of all results."""
     verdicts: dict[str, int]
+    invalid: int
+    """Records that are invalid; none of them is a success."""
+    invalid_reasons: dict[str, int]
+    """How many records have each reason, the most frequent first."""
     errors: list[ErrorClass] | None = None
     fields: list[Field]
     """The most common first."""
@@ -304,6 +308,7 @@ class _Profiler:
         self._first: list[Example] = []
         self._lacking_examples: set[str] = set()
         self._verdicts, self._domains, self._parsers = _Tally(), _Tally(), _Tally()
+        self._invalid, self._invalid_ok, self._reasons = 0, 0, _Tally()
         self._parse_ms, self._times = self._numbers(), self._numbers()
 
     def _numbers(self) -> Numbers:
@@ -313,6 +318,11 @@ class _Profiler:
         self._add_record(result)
         self.results += 1
         self._verdicts.add(result.get("verdict"))
+        if isinstance(invalid := result.get("invalid"), list) and invalid:
+            self._invalid += 1
+            self._invalid_ok += result.get("verdict") == "ok"
+            for reason in invalid:
+                self._reasons.add(kind_of_reason(str(reason)))
         parser, domain = result.get("parser"), None
         if isinstance(parser, dict):
             parser = f"{parser.get('name')} {parser.get('version')}"
@@ -359,9 +369,9 @@ class _Profiler:
         if books:
             domains = _groups(source.domains())
             ledger = {"domains": domains, "tasks": books, "errors": source.errors()}
-        good, of = self._verdicts.counts["ok"], self.results
+        good, of = self._verdicts.counts["ok"] - self._invalid_ok, self.results
         if books and (self.results or source.path is None):  # missing files are no success
-            good, of = books.completed, books.accepted
+            good, of = max(0, books.completed - self._invalid), books.accepted
         fields = (count.finished(self.results) for count in self._fields.values())
         return Profile(
             source=source.name,
@@ -372,6 +382,8 @@ class _Profiler:
             results=self.results,
             success_rate=good / of if of else None,
             verdicts=self._verdicts.by_name(),
+            invalid=self._invalid,
+            invalid_reasons=self._reasons.by_name(),
             fields=sorted(fields, key=lambda field: (field.empty - field.records, field.path)),
             fields_capped=self._fields_capped,
             page_bytes=sizes.distribution(),

@@ -5,6 +5,7 @@ The HTML has no script and loads nothing, and scraped text stays text.
 
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -103,6 +104,9 @@ def _summary(found: Profile) -> Section:
         f"verdicts {_counts(found.verdicts)}",
         f"parsers  {_counts(found.parsers)}",
     ]
+    if found.invalid:
+        reasons = dict(islice(found.invalid_reasons.items(), _MAX_REASONS))
+        lines.append(f"invalid  {found.invalid:,} records ({_counts(reasons)})")
     return Section(title(found), lines, bar=bar)
 
 
@@ -179,6 +183,7 @@ def _side_by_side(found: Comparison) -> list[tuple[str, ...]]:
         "unreadable": lambda run: f"{run.unreadable:,}",
         "success": lambda run: percent(run.success_rate),
         "verdicts": lambda run: _counts(run.verdicts),
+        "invalid": lambda run: f"{run.invalid:,}",
         "parsers": lambda run: _counts(run.parsers),
         "fetch, median": lambda run: median(run.fetch_ms, ms),
         "parse, median": lambda run: median(run.parse_ms, ms),
@@ -253,6 +258,7 @@ def _count(number: int | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+_MAX_REASONS = 5
 _CLASSES = {">": "number", "…": "wide"}
 _COLOURS = ("good", "bad", "warn", "odd", "calm", "fill")
 _STYLE = """

@@ -22,6 +22,7 @@ _COMMANDS = {
     "crawl": ("crawl", "Crawl whole sites, following links and sitemaps."),
     "resume": ("bulk", "Continue with all open tasks."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
+    "sites": ("sites", "List, check, show and draft the files of sites."),
     "raw": ("scrape", "Print the stored page of a URL."),
     "shell": ("shell", "Open a Python prompt with a page."),
     "status": ("status", "Show progress, running processes and disk space."),

@@ -169,7 +169,7 @@ def print_receipt(receipt: Receipt) -> None:
     rows = f"{new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected"
     print(f"Receipt: {receipt.rows:,} rows = {rows}")
     print(f"  {books.accepted:,} tasks = {' + '.join(counts) or '0'}")
-    print_missing_fields(receipt)
+    print_invalid(receipt)
     print(f"  sha256 {receipt.checksum}")
     for missing in receipt.accepted:
         print(f"  accepted: {printable(missing)}")
@@ -182,6 +182,20 @@ def print_left_out(crawled: CrawlReport) -> None:
     for guard, links, example in crawled.left_out:
         why = _GUARDS.get(guard, guard.replace("_", " "))
         print(f"  guard {guard}: {counted(links, 'link')} {why}: {shortened(printable(example))}")
+
+
+def print_invalid(receipt: Receipt) -> None:
+    """Print how many records are invalid, and why."""
+    if receipt.invalid:
+        print(f"  {receipt.invalid:,} of {receipt.books.completed:,} records are invalid")
+    print_missing_fields(receipt)
+    lacking = {f"{field.name} is missing" for field in receipt.missing_fields}
+    others = [each for each in receipt.invalid_reasons.items() if each[0] not in lacking]
+    for reason, records in others[:_MAX_MISSING_FIELDS]:
+        print(f"  {records:,} invalid: {printable(reason)}")
+    more = len(others) - _MAX_MISSING_FIELDS
+    if more > 0:
+        print(f"  … and {counted(more, 'more reason')}")
 
 
 def print_missing_fields(receipt: Receipt) -> None:

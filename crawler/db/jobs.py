@@ -14,6 +14,7 @@ from crawler.config import program
 from crawler.db.connection import Database, reading, writing
 from crawler.db.counts import Counts
 from crawler.db.links import report as crawl_report
+from crawler.db.results import kind_of_reason
 from crawler.db.store import LISTED, Part, as_json, members, of_job
 from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
 from crawler.errors import UsageError
@@ -273,7 +274,7 @@ class Jobs(Part):
             ids = members(db, job)
             problems = _failed_checks(db, job, ids)
             own, links, rejected = _rows_by_table(db, job.id)
-            checksum, found, missing = _read_rows(db, job, ids)
+            checksum, found, missing, invalid, reasons = _read_rows(db, job, ids)
             counted = {state: count for state in TaskStatus if (count := getattr(counts, state))}
             if found != counted:  # these come from an index, those from the rows
                 what = "an index of lpm.db has other states of tasks than their rows"
@@ -291,6 +292,8 @@ class Jobs(Part):
                 problems=problems,
                 accepted=[loss.what for loss in lost if loss.how == ACCEPTED],
                 missing_fields=_missing_fields(db, job, ids, missing) if missing else [],
+                invalid=invalid,
+                invalid_reasons=dict(reasons.most_common()),
                 checksum=checksum,
                 crawl=crawl_report(db, job),
             )
@@ -335,17 +338,25 @@ def row_count(db: Database, job_id: int) -> int:
     return sum(_rows_by_table(db, job_id))
 
 
+_MAX_REASONS = 1_000
+"""Reasons of invalid records that a receipt tells apart."""
+
+
 class _Record(msgspec.Struct):
     """Of a record, the list of the required fields that its page lacks."""
 
     missing: list[str] = []
 
 
-def _read_rows(db: Database, job: Job, ids: str) -> tuple[str, Counter[str], Counter[str]]:
-    """The checksum of a job's tasks and results, and counts of their states and missing fields."""
+def _read_rows(
+    db: Database, job: Job, ids: str
+) -> tuple[str, Counter[str], Counter[str], int, Counter[str]]:
+    """The checksum of a job's tasks and results, and counts of their states and missing fields, of
+    invalid records and of the reasons why they are."""
     digest, states, missing = sha256(), Counter[str](), Counter[str]()
-    for *row, record in db.each(
-        f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB) FROM tasks t
+    invalid, reasons = 0, Counter[str]()
+    for *row, record, refused in db.each(
+        f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB), invalid FROM tasks t
             LEFT JOIN results ON task = t.id WHERE t.id IN ({ids}) ORDER BY t.id""",
         (job.id,),
     ):
@@ -356,7 +367,15 @@ def _read_rows(db: Database, job: Job, ids: str) -> tuple[str, Counter[str], Cou
             # What cannot be read is among the problems.
             with suppress(msgspec.MsgspecError, ValueError):
                 missing.update(msgspec.json.decode(record, type=_Record).missing)
-    return digest.hexdigest(), states, missing
+        if refused:
+            invalid += 1
+            with suppress(msgspec.MsgspecError, ValueError):
+                told = set(map(kind_of_reason, msgspec.json.decode(refused, type=list[str])))
+                if len(reasons) < _MAX_REASONS:
+                    reasons.update(told)
+                else:
+                    reasons.update(told & reasons.keys())
+    return digest.hexdigest(), states, missing, invalid, reasons
 
 
 def _missing_fields(db: Database, job: Job, ids: str, missing: Counter[str]) -> list[MissingField]:
@@ -367,7 +386,7 @@ def _missing_fields(db: Database, job: Job, ids: str, missing: Counter[str]) -> 
     ):
         with suppress(msgspec.MsgspecError, ValueError):
             fields = msgspec.json.decode(record, type=dict[str, msgspec.Raw])
-            read.update(missing.keys() & fields.keys())
+            read.update(name for name in missing if name.partition(".")[0] in fields)
     return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
 
 

@@ -1,5 +1,6 @@
 """Results: stored once, and read in the one shape that they have everywhere."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +25,7 @@ PRUNED = "pruned "
 
 COLUMNS = """task, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
     fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length, scraped_at,
-    site, site_version, same_as"""
+    site, site_version, same_as, invalid"""
 IS_STORED = """(r.raw_segment IS NULL
     OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"""
 """Whether the segment of a result's page is known, or the result has none."""
@@ -34,7 +35,8 @@ _SAME_CONTENT = """SELECT ifnull(same_as, task) FROM results
 _FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
     r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority, t.attempts,
     r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length, r.site, r.site_version,
-    (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as)"""
+    (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as), r.invalid"""
+_PLACE = re.compile(r"\[\d+\]")
 _RESULT = f"""
     SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
@@ -336,7 +338,7 @@ def _insert_unchanged(db: Database, outcome: Outcome, page: Page) -> None:
         f"""INSERT INTO results ({COLUMNS})
             SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
                 parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site,
-                site_version, ifnull(same_as, task)
+                site_version, ifnull(same_as, task), invalid
             FROM results WHERE task = ?6""",
         (outcome.task.id, page.status, UNCHANGED, page.fetch_s * 1000, page.fetched_at,
          known and known.task),
@@ -357,11 +359,22 @@ def _insert_new(
     db.execute(
         f"""INSERT INTO results ({COLUMNS})
             VALUES (?3, ?4, ?5, ?6, ?7, ?8, ?9, ?2, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-                ?19, ({_SAME_CONTENT}))""",
+                ?19, ({_SAME_CONTENT}), ?20)""",
         (digest[:12], digest, outcome.task.id, _text(outcome.record), page.final_url, page.status,
          content_type, outcome.verdict or "ok", len(page.body), page.fetch_s * 1000,
-         outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site),
+         outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
+         encoded_reasons(outcome.invalid)),
     )  # fmt: skip
+
+
+def kind_of_reason(reason: str) -> str:
+    """A reason without the places of list items, so that it can be counted."""
+    return _PLACE.sub("[]", reason)
+
+
+def encoded_reasons(invalid: Sequence[str]) -> str | None:
+    """Why a record is invalid, as the ledger has it; None for a valid one."""
+    return msgspec.json.encode(invalid).decode() if invalid else None
 
 
 def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> None:
@@ -371,12 +384,13 @@ def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> Non
     if etag or last_modified:
         db.execute(
             """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ?""",
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method = 'GET'""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
-            "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)",
+            """DELETE FROM validators WHERE url_key = (
+                   SELECT url_key FROM tasks WHERE id = ? AND method = 'GET')""",
             (task,),
         )
 
@@ -509,9 +523,9 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
 def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status,
      verdict, job, queue, priority, attempts, parser, parser_version, segment, offset, length,
-     site, site_version, same_as) = row  # fmt: skip
+     site, site_version, same_as, invalid) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
-    return {
+    result = {
         "task_id": task_id,
         "parcel_id": parcel_id or None,
         "platform": given.get("platform"),
@@ -535,11 +549,14 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
         "site": {"name": site, "version": site_version} if site else None,
         "same_as": same_as,
     }
+    if invalid:
+        result["invalid"] = _decoded(task_id, invalid, list[str])
+    return result
 
 
-def _decoded(task_id: str, text: str) -> dict[str, Any]:
+def _decoded(task_id: str, text: str, kind: Any = dict[str, Any]) -> Any:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         damage = f"task {task_id} is damaged in lpm.db ({error})"
         raise StoreError(f"{damage}; {program()} doctor") from error

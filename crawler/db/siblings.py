@@ -2,7 +2,8 @@
 is enough.
 
 While one of them is fetched the others wait; its commit gives each of them a result of its own, or
-its failure. A Gateway's tasks are no siblings: each is answered on its own.
+its failure. A Gateway's tasks are no siblings: each is answered on its own. Nor are those of a
+crawl, which has each page once: the same URL there is another submission of a form.
 """
 
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ _SHARED = " OR ".join(
 _PENDING = " UNION ALL ".join(
     f"""SELECT x.id FROM tasks t
         CROSS JOIN tasks x ON x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id
-        WHERE t.id = ?1 AND x.is_open = 1 AND x.status = 'pending' AND x.job_id = t.job_id
-        AND x.source <> 'gateway' AND x.loopback = t.loopback AND {{condition}}"""
+        WHERE t.id = ?1 AND t.role IS NULL AND x.is_open = 1 AND x.status = 'pending'
+        AND x.job_id = t.job_id AND x.source <> 'gateway' AND x.loopback = t.loopback
+        AND {{condition}}"""
     for side in _SIDES
 )
 
@@ -58,7 +60,8 @@ def shared(db: Database, ids: Sequence[int]) -> list[int]:
     """Those of some tasks whose URL some job also wants under another parcel id."""
     return db.column(
         f"""SELECT t.id {_AMONG}
-            WHERE t.job_id IS NOT NULL AND t.source <> 'gateway' AND ({_SHARED})""",
+            WHERE t.job_id IS NOT NULL AND t.role IS NULL AND t.source <> 'gateway'
+            AND ({_SHARED})""",
         (as_json(ids),),
     )
 
@@ -122,7 +125,7 @@ def complete(
         f"""INSERT INTO results ({COLUMNS})
             SELECT value, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
                 fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length,
-                scraped_at, site, site_version, ifnull(same_as, task)
+                scraped_at, site, site_version, ifnull(same_as, task), invalid
             FROM json_each(?) CROSS JOIN results WHERE task = ?""",
         (chosen, leader),
     )

@@ -13,6 +13,7 @@ _TASK_COLUMNS = (
     "task_id", "url", "status", "error_type", "error_message", "imported_at", "source",
     "source_file", "source_line", "source_item", "queue", "priority", "deadline", "not_before",
     "leased_at", "owner", "message_id", "published_at", "external_id", "parcel_id", "domain",
+    "role", "depth", "parent", "method",
 )  # fmt: skip
 _RESULT_COLUMNS = {
     "scraped_at": "r.scraped_at",
@@ -31,6 +32,7 @@ _RESULT_COLUMNS = {
     "problem": "o.problem",
     "job_id": "t.job_id",
     "event": "(SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')",
+    "invalid": "r.invalid",
     "same_as": "(SELECT task_id FROM tasks s WHERE s.id = r.same_as)",
 }
 
@@ -68,6 +70,21 @@ class Timeline(Part):
             (task,),
         )
         return dict(zip((*_TASK_COLUMNS, "job", "noted_file"), row, strict=True))
+
+    def path(self, task: int, limit: int) -> list[tuple[float, str, str, str]]:
+        """The tasks whose pages led to a task of a crawl, from its start on: when each was found,
+        its role, URL and id. Of a long way the end."""
+        rows = self._db.all(
+            """WITH RECURSIVE way(id, number) AS (
+                   SELECT parent, 1 FROM tasks WHERE id = ?1
+                   UNION ALL
+                   SELECT t.parent, number + 1 FROM way JOIN tasks t ON t.id = way.id
+                   WHERE t.parent NOT NULL AND number < ?2)
+               SELECT imported_at, role, url, task_id FROM way JOIN tasks USING (id)
+               ORDER BY number DESC""",
+            (task, limit),
+        )
+        return [(at, role, url, task_id) for at, role, url, task_id in rows]
 
     def links(self, task: int) -> list[tuple[str, str | None, int, int]]:
         """The other rows of input that mean a task: job, file, line, and item on that line."""

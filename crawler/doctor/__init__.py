@@ -50,6 +50,7 @@ class ReparsedPage(NamedTuple):
     parser: tuple[str, str]
     site: tuple[str, str]
     body: bytes
+    invalid: tuple[str, ...] = ()
 
 
 Reparse = Callable[[str, str, str, bytes], ReparsedPage | None]

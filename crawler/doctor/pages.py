@@ -18,7 +18,7 @@ from crawler import urls
 from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
-from crawler.db.results import PRUNED, agrees
+from crawler.db.results import PRUNED, agrees, encoded_reasons
 from crawler.db.store import Opened
 from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Observation, listed, repair_command
@@ -540,6 +540,7 @@ def _rebuilt(context: Context, url: str, at: float, completed: _Completed) -> di
         "scraped_at": _timestamp(date, at),
         "site": parsed.site[0],
         "site_version": parsed.site[1],
+        "invalid": encoded_reasons(parsed.invalid),
     }
 
 

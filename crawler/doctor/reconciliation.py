@@ -16,7 +16,7 @@ import msgspec
 from crawler import urls
 from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, writing
-from crawler.db.results import PRUNED
+from crawler.db.results import PRUNED, encoded_reasons
 from crawler.doctor import listed
 from crawler.errors import CrawlerError, UrlError
 from crawler.fetch.body import decode_stored
@@ -164,6 +164,7 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     parser: Maker = Maker("none", "1")
     site: Maker = Maker("default", "")
     raw: RawLocation | None = None
+    invalid: list[str] = []
 
 
 def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
@@ -238,6 +239,7 @@ def _put_back(db: Database, raw: Path, result: PendingResult) -> bool:
         "scraped_at": scraped_at,
         "site": result.site.name,
         "site_version": result.site.version,
+        "invalid": encoded_reasons(result.invalid),
     }
     insert_row(db, "results", columns, "INSERT OR IGNORE")
     return True

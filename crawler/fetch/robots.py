@@ -17,14 +17,16 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, quote_from_bytes
 
+import ada_url
 import msgspec
 
 from crawler import files, times
-from crawler.errors import FetchError
+from crawler.errors import FetchError, UrlError
 from crawler.fetch import charset
 from crawler.fetch.budget import SMALL, Budget
 from crawler.locks import open_lock, try_lock
 from crawler.models import Page
+from crawler.urls import MAX_LENGTH, check_host, normalize
 
 MAX_BYTES = 500_000  # bytes read of a robots.txt
 FRESH_S = 3600.0  # how long rules are cached
@@ -32,6 +34,7 @@ UNREACHABLE_S = 60.0  # how long a server in trouble is not asked again
 HEARD_S = 1.0  # by then all processes know that a domain pauses for its robots.txt
 MAX_HOSTS = 2_000  # hosts whose rules a process keeps in memory
 MAX_TEXTS = 4_000_000  # characters of all their texts; the rules take 20 times that
+MAX_SITEMAPS = 100  # sitemaps that one names
 SWEEP_S, SWEEP_HOSTS = 3600.0, 5_000  # seconds or hosts between two sweeps of the folder
 MAX_FILES = 10_000  # files that a sweep leaves
 POLL_S = 0.05  # how often another process's answer is looked for
@@ -46,7 +49,8 @@ _AGENT = frozenset({"user-agent", "useragent", "user agent"})
 _DELAY = frozenset({"crawl-delay", "crawl delay"})
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
 _ALLOW = frozenset({"allow"})
-_SITE = frozenset({"sitemap", "sitemaps", "site-map", "host"})  # they end no group
+_SITEMAP = frozenset({"sitemap", "sitemaps", "site-map"})
+_SITE = _SITEMAP | {"host"}  # they end no group
 _KNOWN = _SITE | _AGENT | _DELAY | _DISALLOW | _ALLOW
 _MAX_NAME = 60  # characters of a line in which its name is looked for
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -452,7 +456,18 @@ def _write(path: Path, answer: RobotsAnswer) -> None:
     files.replace_file(path, msgspec.json.encode(answer), part=part, date=answer.at)
 
 
-def sitemap_lines(text: bytes, budget: Budget) -> list[str]:
-    """Return the sitemaps that a robots.txt names."""
-    found = re.findall(rb"(?im)^[ \t]*sitemap[ \t]*:[ \t]*(\S+)", text[:MAX_BYTES])
-    return [each.decode("utf-8", "replace") for each in found[:100]]
+def sitemap_lines(body: bytes, url: str, budget: Budget) -> list[str]:
+    """Return the URLs of the sitemaps that the robots.txt at a URL names."""
+    text, _ = charset.decode(body[:MAX_BYTES], "text/plain; charset=utf-8")
+    found: dict[str, None] = {}
+    for line in _LINE_END.split(text.removeprefix("\ufeff")):
+        budget.check()
+        name, value = _directive(line)
+        if name not in _SITEMAP or not value or len(value) > MAX_LENGTH:
+            continue
+        with suppress(UrlError, ValueError):
+            check_host(value)
+            found[normalize(ada_url.join_url(url, value))] = None
+        if len(found) == MAX_SITEMAPS:
+            break
+    return list(found)

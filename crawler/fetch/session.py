@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from crawler import times, urls
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.fetch.egress import Proxy, ip_literal, is_within
 from crawler.fetch.wire import BLANKS, TOKEN, Headers
-from crawler.files import replacing
+from crawler.files import replace_file, replacing
 from crawler.locks import open_lock, try_lock
 
 MAX_SIZE = 4096  # bytes of name and value; browsers ignore larger cookies, too
@@ -572,25 +572,54 @@ class LiveSession:
         """Return a session for one form, with the cookies of the operator and of signing in only:
         servers keep searches by their cookies, and two searches at a time must not mix.
 
-        With a name, it is one that `keep_branch` has kept in this process, or None.
+        With a name, it is one that `keep_branch` or another process has kept, or None.
         """
+        if known := self._branches.get(name):
+            return known
+        made = LiveSession(self._session, self._clock)
         if name:
-            return self._branches.get(name)
-        return LiveSession(self._session, self._clock)
+            cookies = self._stored_branch(name)
+            if cookies is None:
+                return None
+            made._jars.put(cookies)
+        return made
 
     def keep_branch(self, branch: "LiveSession", name: str) -> str:
         """Keep a session for the next page of its list, and use its cookies for other pages, too.
 
-        Returns its name, which is empty if no server has set a cookie.
+        Returns its name, which is empty if any session will do: no server has set a cookie.
         """
         gained = branch.gained_cookies()
-        if not gained:
+        if not gained and not self.sign_in.number:
             return ""
         self._jars.put(gained)
         self._branches[name] = branch
         while len(self._branches) > MAX_BRANCHES:
             self._branches.popitem(last=False)
         return name
+
+    def store_branch(self, name: str) -> None:
+        """Let other processes continue a list: keep the cookies of its session in a file.
+
+        Without the file they begin the list anew, which takes longer.
+        """
+        branch = self._branches.get(name)
+        if branch is None or self._file is None:
+            return
+        folder, job = self._file
+        content = msgspec.json.encode(branch.gained_cookies())
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(_branch_path(folder, job, name), content, 0o600)
+
+    def _stored_branch(self, name: str) -> tuple[Cookie, ...] | None:
+        if self._file is None:
+            return None
+        try:
+            content = _branch_path(*self._file, name).read_bytes()
+            return msgspec.json.decode(content, type=tuple[Cookie, ...])
+        except (OSError, msgspec.DecodeError):
+            return None  # the list is then begun anew
 
     def has_cookies_for(self, host: str) -> bool:
         """Whether the operator gave cookies for a host."""
@@ -635,17 +664,24 @@ class LiveSession:
             os.close(descriptor)
 
     def keep(self, signed_in: SignIn) -> None:
-        """Keep how the job has signed in, for all processes; only while `signing_in`."""
-        session = self._session
+        """Keep how the job has signed in, for all processes; only while `signing_in`.
+
+        If the file cannot be written, this process knows it alone.
+        """
+        session = msgspec.structs.replace(self._session, sign_in=signed_in)
         if self._file:
-            # The file may have changed otherwise: what the operator gave since then stays.
-            session = load(*self._file) or session
-            if not self.is_based_on(session):
-                return
-            session = msgspec.structs.replace(session, sign_in=signed_in)
-            save(*self._file, session)
-            self._version = self._seen_version()
-        self._adopt(msgspec.structs.replace(session, sign_in=signed_in))
+            with suppress(StoreError):
+                # What the operator has given since then stays.
+                if not self.is_based_on(load(*self._file) or session):
+                    return
+                save(*self._file, session)
+                self._version = self._seen_version()
+        self._adopt(session)
+
+    @property
+    def has_gained_cookies(self) -> bool:
+        """Whether servers may have set cookies, or the job has signed in."""
+        return self._jars.used
 
     def gained_cookies(self) -> tuple[Cookie, ...]:
         """Return the cookies that servers have set, to be kept in a file."""
@@ -666,6 +702,10 @@ class LiveSession:
         except OSError:
             return 0, 0
         return status.st_mtime_ns, status.st_ino
+
+
+def _branch_path(folder: Path, job: str, name: str) -> Path:
+    return path_of(folder, job).with_suffix(f".{name}.cookies")
 
 
 def _without_sign_in(session: Session) -> Session:

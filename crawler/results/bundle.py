@@ -32,7 +32,7 @@ from crawler.config import failpoint
 from crawler.db import raw_pages, timeline
 from crawler.db.connection import Database
 from crawler.db.imports import add_to_size
-from crawler.db.results import insert_carried, iso, set_place
+from crawler.db.results import encoded_reasons, insert_carried, iso, set_place
 from crawler.errors import FetchError, InputError, StoreError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.logs import printable
@@ -140,6 +140,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     parser: Maker
     raw: RawLocation | None
     carried: Carried
+    invalid: list[str] = []
 
 
 def bundle(
@@ -627,6 +628,7 @@ class _Insert:
             "scraped_at": record.scraped_at.timestamp(),
             "site": record.site.name,
             "site_version": record.site.version,
+            "invalid": encoded_reasons(record.invalid),
         }
         detail: dict[str, Any] = {
             "file": self._source,

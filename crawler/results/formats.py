@@ -90,6 +90,8 @@ def flatten(result: Mapping[str, Any]) -> Row:
     row["status"] = result.get("status", "completed")
     if "line" in result:
         row["line"] = result["line"]
+    if "invalid" in result:
+        row["invalid"] = _cell(result["invalid"])
     parser, raw = result["parser"] or {}, result["raw"] or {}
     row["parser"], row["parser_version"] = parser.get("name"), parser.get("version")
     row |= {f"raw_{part}": raw.get(part) for part in ("segment", "offset", "length")}

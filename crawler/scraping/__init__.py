@@ -4,7 +4,7 @@ import random
 import re
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
@@ -128,6 +128,7 @@ class Attempt:
         self._stored_page = stored_page
         self._clock, self._jitter = clock, jitter
         self._door: form_fetch.Door | None = None
+        self._form_anew = self._is_doubtful = False
         self._finder: LinkFinder | None = None
         if task.role and how.links:
             self._finder = LinkFinder(task, task.role, site, how.links, budget)
@@ -201,6 +202,12 @@ class Attempt:
             if walled and self._door and await self._door.enter_again(sign_ins):
                 await self._read_page(sign_ins + 1)
                 return
+            if self._is_doubtful and parsed.verdict.completed and not parsed.followed.links:
+                # The page before said that there is more: the server may have forgotten the list.
+                self._form_anew = True
+                await self._read_page(sign_ins)
+                return
+            self._keep_form_session(parsed.followed.links)
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         if self._door and sign_ins and not walled:
             self._door.note_useful()
@@ -299,6 +306,8 @@ class Attempt:
             page = await self._fetch(request, pass_gate)
             if self._finder:
                 page = await self._follow_to_itself(page, plain, pass_gate)
+            if plain.session and plain.session.has_gained_cookies:
+                self._go_on_with(form_fetch.NO_SESSION)
         if self._door:
             page = form_fetch.without_cookie_values(page)
         known = self._task.known
@@ -324,10 +333,22 @@ class Attempt:
             return hook(url)
 
         forms = form_fetch.FormFetch(plain, self._sender(within_scope), self._site)
-        fetched = await forms.fetch(self._task)
-        if self._finder:
-            self._finder = self._finder._replace(form_session=fetched.session)
+        fetched = await forms.fetch(self._task, anew=self._form_anew)
+        self._is_doubtful = fetched.is_doubtful
+        self._go_on_with(fetched.session)
         return fetched.page
+
+    def _keep_form_session(self, links: Iterable[Link]) -> None:
+        """Keep the session of a list before the task of its next page is in the ledger."""
+        if not self._finder or not self._finder.form_session or not self._how.session:
+            return
+        if any(link.method == "FORM" for link in links):
+            self._how.session.store_branch(self._finder.form_session)
+
+    def _go_on_with(self, session: str) -> None:
+        """Set the session with which a list goes on."""
+        if self._finder and any(rule.postback for rule in self._site.pagination):
+            self._finder = self._finder._replace(form_session=session)
 
     # Crawls
 
@@ -380,6 +401,7 @@ class Attempt:
         page = await self._stored_page(known) if known else None
         if page is None:
             return False
+        self._go_on_with(form_fetch.NO_SESSION)
         try:
             parsed = await self._budget.work(examine, page, self._site, self._budget, self._finder)
         except FetchError:
@@ -397,7 +419,9 @@ class Attempt:
         if self._is_robots_txt and page.status < 500 and page.status != _TOO_MANY_REQUESTS:
             listed = []
             if page.status == _OK:
-                listed = await self._budget.work(sitemap_lines, page.body, self._budget)
+                listed = await self._budget.work(
+                    sitemap_lines, page.body, page.final_url, self._budget
+                )
             listed = listed or [urljoin(page.final_url, "/sitemap.xml")]
             read = sitemaps.Sitemap("index", [(url, None) for url in listed], False)
         else:

@@ -48,6 +48,8 @@ MIN_SECRET = 4
 """Shorter secrets are not searched for in pages: they are part of many words."""
 PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum in bytes."""
+NO_SESSION = "none"
+"""The session of a list that must be begun anew: its first page was fetched with other cookies."""
 _LOGOUT = re.compile(r"/(?:log|sign)[-_]?(?:out|off)\b", re.IGNORECASE)
 _HIDDEN = "***"
 _OF_CODING = frozenset({"content-encoding", "content-length"})
@@ -61,6 +63,9 @@ class Fetched(msgspec.Struct, frozen=True):
 
     page: Page
     session: str = ""
+    is_doubtful: bool = False
+    """Whether the server was trusted to remember the list: a page without items may mean that it
+    did not."""
 
 
 class _Wall(Exception):
@@ -83,11 +88,11 @@ class FormFetch:
         """Bytes that the budget counts for the last page."""
         self.live = plain.session or LiveSession()
 
-    async def fetch(self, task: Task) -> Fetched:
-        """Return the page of a task of method FORM."""
+    async def fetch(self, task: Task, *, anew: bool = False) -> Fetched:
+        """Return the page of a task of method FORM; `anew`: whatever its server remembers."""
         given = read_task(task.body)
-        if given.state and (fetched := await self._from_state(unpack(given.state))):
-            return fetched
+        if given.state and not anew and (fetched := await self._from_state(unpack(given.state))):
+            return replace(fetched, is_doubtful=given.page <= MAX_CHAIN + 1)
         if given.page > MAX_CHAIN + 1:
             message = f"page {given.page:,} of the list cannot be reached: its server keeps no"
             message += f" state, and more than {MAX_CHAIN} pages would have to be fetched before it"
@@ -156,7 +161,8 @@ class FormFetch:
         sent = state.submission
         page = await self._get(self._request(sent, branch, self._plain.url))
         expected = (state.path, urlsplit(sent.url).path)
-        if page.status >= 400 or urlsplit(page.final_url).path not in expected:
+        was_lost = b"__VIEWSTATE" in (sent.body or b"") and b"__VIEWSTATE" not in page.body
+        if page.status >= 400 or was_lost or urlsplit(page.final_url).path not in expected:
             self._budget.release(self._held)
             return None
         session = ""

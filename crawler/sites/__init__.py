@@ -234,6 +234,25 @@ def faults(folder: Path, rate: str | None = None, run: bool = False) -> list[Inp
     return found
 
 
+def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[InputError]:
+    """Return all that is wrong in one file; one that lies elsewhere is that of a site."""
+    if not path.exists():
+        return [InputError(str(path), "there is no such file")]
+    if folder.resolve() in path.resolve().parents:
+        every = faults(folder, rate)
+        return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
+    source = None
+    try:
+        if path.suffix == ".py":
+            from crawler.sites import scraper_files  # imports `ast`, which few commands need
+
+            source = scraper_files.read(path)
+        _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
+    except InputError as error:
+        return [error, *error.others]
+    return []
+
+
 def _read_all(
     folder: Path, rate: str | None, report: Callable[[InputError], None]
 ) -> tuple[_Described, list[_Described]]:

@@ -16,7 +16,7 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, jsonpath, measures, structured, values, xpath
 from crawler.sites.sitefile import MISSING, Convert, Field
-from crawler.sites.text import MAX_STRING, MAX_TEXT, excerpt, joined
+from crawler.sites.text import MAX_STRING, MAX_TEXT, joined
 
 MAX_LOOKS = 2_000_000  # elements looked at for all fields of a page, some 1 µs each
 MAX_VALUES = 1_000  # values of a field with `all`, and elements tried for one without
@@ -24,8 +24,10 @@ MAX_QUICK = 32  # fields found without counting: one search is cheaper than pars
 MAX_BYTES = 16_000_000  # memory of all values of a page
 BYTES_PER_HOLD = 1_000_000  # growth after which the process counts that memory
 MAX_MATCHED = 10_000  # characters that a regular expression sees
+MAX_SET_PROGRAM = 2_000  # instructions of patterns that are searched at once
 MAX_PATTERN, MAX_PROGRAM = 1_000, 10_000  # its characters and compiled instructions
-MAX_SCRIPTS, MAX_LABEL = 50, 100  # scripts whose data are read, and characters of a label
+MAX_SCRIPTS = 50  # scripts whose data are read
+MAX_LABELS, MAX_LABEL, MAX_LABEL_NODES = 10_000, 100, 20  # of a page; characters, nodes of one
 MAX_SIBLINGS = 10  # nodes behind a label among which its value is
 _URL_ATTRIBUTES = {**structured.URL_ATTRIBUTES, "form": "action"}
 _UNREAD = ("script", "style")
@@ -52,8 +54,8 @@ _NUMERIC = frozenset({"number", "integer", "price", "area"})
 _PLAIN_NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 _PRICE_KEYS = ("price", "lowPrice", "amount", "value")
 _CURRENCY_KEYS = ("priceCurrency", "currency")
-_LABELS = "th, dt, td:not(:has(table))"
-_GROUPED = 20  # looks for an element that is kept for a card: 2,000,000 are 25 MB
+_LABELS = "th, dt, td"
+_GROUPED = 40  # looks for an element that is kept for a card: 2,000,000 are 12 MB
 
 
 @lru_cache(maxsize=10_000)
@@ -78,6 +80,23 @@ def pattern(text: str) -> Any:
     if compiled.programsize > MAX_PROGRAM:
         raise ValueError("the regular expression repeats too much")
     return compiled
+
+
+@lru_cache(maxsize=1_000)
+def first_of(texts: tuple[str, ...]) -> Callable[[str], int | None]:
+    """Return what says which of these regular expressions is the first that finds something.
+
+    All are searched at once, ten times as fast as one by one. Large ones could exceed the memory of
+    that search, which would then find nothing.
+    """
+    compiled = [pattern(text) for text in texts]
+    if sum(each.programsize for each in compiled) > MAX_SET_PROGRAM:
+        return lambda text: next((n for n, each in enumerate(compiled) if each.search(text)), None)
+    together = re2.Set.SearchSet()
+    for text in texts:
+        together.Add(text)
+    together.Compile()
+    return lambda text: min(together.Match(text) or (), default=None)
 
 
 def extract(
@@ -145,10 +164,10 @@ class _Cards:
         by_card = self._found.get(selector.text)
         if by_card is None:
             by_card = self._found[selector.text] = {}
-            nodes = self._search.find(selector)
-            self._looks.spend(_GROUPED * len(nodes))
-            for node in nodes:
-                by_card.setdefault(self._around(node), []).append(node)
+            for node in self._search.find(selector):
+                if around := self._around(node):
+                    self._looks.spend(_GROUPED)
+                    by_card.setdefault(around, []).append(node)
         return by_card.get(card.mem_id, [])
 
     def _around(self, node: LexborNode) -> int:
@@ -182,6 +201,7 @@ class _Page:
         self._quick_left = MAX_QUICK
         self._size = self._held = 0
         self._cards: dict[tuple[int, str], _Cards] = {}
+        self._labels_left = MAX_LABELS
         self._labels: dict[int, dict[str, list[LexborNode]]] = {}
         self._data: dict[tuple[str, tuple[str, ...], str], list[Any]] = {}
         self.missing: list[str] = []
@@ -210,18 +230,17 @@ class _Page:
         """Return the fields of a page, or of a part of it."""
         record: dict[str, Any] = {}
         for name, field in fields.items():
-            if field.divide or field.convert:
-                value = _derived(field, record)
-            else:
-                value = self._read(field, scope, name)
+            value = self._read(field, scope, name, record)
             record[name] = value
-            self._count(value, field)
+            self._count(value)
+            if scope is _WHOLE:
+                self._cards.clear()  # all that they keep was for this field
         return record
 
-    def _count(self, value: Any, field: Field) -> None:
+    def _count(self, value: Any) -> None:
         """Count the memory of a value; that of records is counted value by value."""
         self._size += sys.getsizeof(value)
-        if field.is_list and not field.each:
+        if isinstance(value, list):
             self._size += sum(map(sys.getsizeof, value))
         if self._size > MAX_BYTES:
             reason = f"the page's fields take more than {MAX_BYTES:,} bytes of memory"
@@ -230,10 +249,13 @@ class _Page:
             self._cost.hold(self._size - self._held)
             self._held = self._size
 
-    def _read(self, field: Field, scope: _Scope, name: str) -> Any:
-        """Return the value of a field; on a page too large, what was found."""
+    def _read(self, field: Field, scope: _Scope, name: str, before: dict[str, Any]) -> Any:
+        """Return the value of a field; on a page too large, what was found.
+
+        It may be made of the fields `before` it.
+        """
         for alternative in field.first_of:
-            value = self._read(alternative, scope, name)
+            value = self._read(alternative, scope, name, before)
             if not _is_empty(value):
                 return value
         if field.first_of:
@@ -246,6 +268,8 @@ class _Page:
                 self._quick_left -= 1
                 return self._first(selector, field)
             return self._searched("css", field, scope, name, wants_all)
+        if field.divide or field.convert:
+            return _derived(field, before)
         return self._searched(field.source, field, scope, name, wants_all)
 
     def _searched(
@@ -253,11 +277,17 @@ class _Page:
     ) -> Any:
         """Return the first value that a source gives, or what is made of all of them."""
         found: dict[Any, Any] = {}
+        left = MAX_TEXT
         try:
             for value in self._values(source, field, scope, name):
                 found.setdefault(_key(value), value)
                 if not wants_all:
                     return value
+                if not field.is_list:  # one text is made of all
+                    left -= len(str(value))
+                    if left < 0:
+                        break
+            self._budget.spend(len(field.keywords) * (MAX_TEXT - left) // 500)
         except css.TooMuch:
             pass  # what was found counts
         return _gathered(field, list(found.values()))
@@ -287,7 +317,6 @@ class _Page:
             else:
                 continue
             record = self.record(field.fields, inside)
-            self._size += sys.getsizeof(record)
             if all(_is_empty(value) or value is False for value in record.values()):
                 continue
             for inner, each in field.fields.items():
@@ -299,10 +328,12 @@ class _Page:
     # Sources: each returns what it finds, in the page's order.
 
     def _by_each(self, field: Field, scope: _Scope) -> Iterable[Raw]:
-        nodes = self._nodes(field.each, scope)
+        nodes = self._nodes(field.each, scope)[:MAX_VALUES]
         key = id(scope.cards), field.each
         if nodes and key not in self._cards:
-            cards = self._search.find(css.compile(field.each))
+            cards = nodes
+            if scope.cards:
+                cards = self._search.find(css.compile(field.each))
             self._cards[key] = _Cards(cards, self._search, self._budget)
         return nodes
 
@@ -421,9 +452,12 @@ class _Page:
             by_label = self._labels[key] = {}
             for cell in self._nodes(_LABELS, scope):
                 self._budget.spend(_GROUPED)
-                text = _label(excerpt(cell, MAX_LABEL))
-                if len(text) <= MAX_LABEL and (value := _beside(cell)):
-                    by_label.setdefault(text, []).append(value)
+                if not self._labels_left or not (text := _cell_text(cell)):
+                    continue
+                cells = by_label.setdefault(_label(text), [])
+                if len(cells) < MAX_VALUES and (value := _beside(cell)):
+                    self._labels_left -= 1
+                    cells.append(value)
         found = self._labels[key].get(_label(field.label), [])
         if field.type == "url" and not field.attr:
             return [cell.css_first("a[href]") or cell for cell in found]
@@ -480,6 +514,7 @@ class _Page:
         if not text:
             return None
         if field.enum:
+            self._budget.spend(len(field.enum) * (1 + len(text[:MAX_STRING]) // 100))
             return measures.enum(text[:MAX_STRING], field.enum)
         if field.type == "url":
             return structured.absolute(self._base, text) or None
@@ -648,6 +683,16 @@ def _as_json(item: Any) -> Any:
     return {name: _as_json(each) for name, each in item["properties"].items()} | {"@type": kind}
 
 
+def _cell_text(cell: LexborNode) -> str:
+    """Return the text of a cell that is small enough for a label."""
+    nodes = list(islice(cell.traverse(include_text=True), MAX_LABEL_NODES))
+    if len(nodes) == MAX_LABEL_NODES:
+        return ""
+    parts = [(node.text_content or "")[:MAX_STRING] for node in nodes if node.is_text_node]
+    text = joined("\0".join(parts))
+    return text if len(text) <= MAX_LABEL else ""
+
+
 def _label(text: str) -> str:
     return values.plain(text).rstrip(":： ").strip()
 
@@ -662,7 +707,7 @@ def _beside(cell: LexborNode) -> LexborNode | None:
         if other.is_element_node:
             if other.tag != wanted:
                 return None
-            if excerpt(other, MAX_LABEL) != ":":
+            if _cell_text(other) != ":":
                 return other
         other = other.next
     return None

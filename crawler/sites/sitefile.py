@@ -105,9 +105,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.each) or (self.all and self.join is None and not self.keywords)
 
     @property
-    def is_derived(self) -> bool:
-        """Whether the value is made of other fields."""
-        return bool(self.divide or self.convert)
+    def operands(self) -> tuple[str, ...]:
+        """The fields that the value is made of."""
+        of_alternatives = tuple(name for each in self.first_of for name in each.operands)
+        if self.convert:
+            return (self.convert.field,)
+        return self.divide or of_alternatives
 
 
 SOURCES = (
@@ -637,7 +640,7 @@ def _fields(node: Node, in_record: bool = False) -> dict[str, Field]:
                 meaning = "the name of the list of required fields that a page lacks"
                 raise _Wrong(f"fields: {MISSING!r} is {meaning}", line)
             field = _field(name, line, value, in_record)
-            for used in (*field.divide, *([field.convert.field] if field.convert else [])):
+            for used in field.operands:
                 if used not in fields:
                     reason = f"there is no field {used[:60]!r} before it"
                     raise _Wrong(f"the field {name}: {reason}", line)
@@ -703,6 +706,10 @@ def _contradiction(field: Field, given: dict[str, Any], in_record: bool) -> str:
         return f": {named[0]} gives no records; fields need {', '.join(_OF_RECORDS)}"
     if field.attr and (set(named) - {"css", "json"} or (field.json and not field.css)):
         return f": attr belongs to css, not to {named[0]}"
+    if field.fields and (field.keywords or field.enum or field.join is not None):
+        return ": records have no enum, keywords or join; their fields may have"
+    if named and named[0] in ("divide", "convert") and len(given) > 1 + ("required" in given):
+        return f": beside {named[0]} only required has a meaning"
     read_as = [key for key in ("type", "enum", "keywords") if key in given]
     if len(read_as) > 1:
         return f" has {' and '.join(read_as)}; only one of them says what the value is"

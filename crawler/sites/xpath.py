@@ -10,6 +10,9 @@ from typing import Any
 
 MAX_LENGTH = 1_000  # characters of an expression
 MAX_BYTES, MAX_TAGS = 1_000_000, 10_000  # of a page; two nested searches look at the product
+_PARTS = re.compile(
+    r""""[^"]*"|'[^']*'|[\[\]]|//|(?:ancestor|descendant|preceding|following)(?=[\w-]*\s*::)"""
+)
 _EXTENSION = re.compile(r"\b(?:re|set|str|math|date):[a-z]")
 
 
@@ -25,10 +28,22 @@ def check(text: str) -> None:
         raise ValueError(f"it has {len(text):,} characters, more than {MAX_LENGTH:,}")
     if _EXTENSION.search(text):
         raise ValueError("functions such as re:test() are not allowed; write regex beside it")
+    if _has_nested_searches(text):
+        reason = "a search inside of two brackets looks at the cube of a page's elements"
+        raise ValueError(f"{reason}; write css, or a simpler XPath")
     try:
         etree.XPath(text)
     except (etree.XPathError, ValueError) as error:
         raise ValueError(f"{text[:60]!r} is not XPath ({error})") from None
+
+
+def _has_nested_searches(text: str) -> bool:
+    depth = 0
+    for part in _PARTS.findall(text):
+        depth += (part == "[") - (part == "]")
+        if depth > 1 and part not in "[]" and part[0] not in "\"'":
+            return True
+    return False
 
 
 def document(html: bytes) -> Any:

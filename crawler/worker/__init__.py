@@ -275,7 +275,7 @@ class Worker:
             begun += len(claimed)
             if self._claims.suspect and self._pages.is_idle:
                 begun += await self._try_suspect()
-            if not more:
+            if not more and not self._pages.may_have_links:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._pages.room_made.wait(), self._claims.poll_s)

@@ -230,10 +230,10 @@ class Attempts:
 class _Page:
     """What is noted of a page until its outcome is committed."""
 
-    __slots__ = ("budget", "slot", "stored")
+    __slots__ = ("budget", "of_crawl", "slot", "stored")
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, of_crawl: bool) -> None:
+        self.budget, self.of_crawl = budget, of_crawl
         self.slot: int | None = None
         """Its slot in the owner's file, once its first request has gone out."""
         self.stored: asyncio.Event | None = None
@@ -260,6 +260,7 @@ class Pages:
         self._capacity, self._owner, self._store = capacity, owner, store
         self._watch, self._hold_retries = watch, hold_retries
         self._pages: dict[Lease, _Page] = {}
+        self._of_crawls = 0
         self.fetching: set[asyncio.Task[None]] = set()
         self.room_made = asyncio.Event()
         """Set when a claim is worth while again."""
@@ -270,6 +271,11 @@ class Pages:
     def is_idle(self) -> bool:
         """Whether no page is being fetched or waits for its commit."""
         return not self._pages
+
+    @property
+    def may_have_links(self) -> bool:
+        """Whether a page is in flight whose commit may make more tasks due."""
+        return self._of_crawls > 0
 
     @property
     def uncommitted(self) -> int:
@@ -284,7 +290,9 @@ class Pages:
     def begin(self, claimed: Claimed) -> None:
         """Start to fetch the page of a claimed task."""
         task = claimed.task
-        page = self._pages[task.id, task.fence] = _Page(self._budgets.new(task.id))
+        page = _Page(self._budgets.new(task.id), task.role is not None)
+        self._pages[task.id, task.fence] = page
+        self._of_crawls += page.of_crawl
         fetching = asyncio.get_running_loop().create_task(self._fetch(claimed, page))
         self.fetching.add(fetching)
         fetching.add_done_callback(self.fetching.discard)
@@ -331,6 +339,7 @@ class Pages:
             if not outcome.shortage:
                 self._budgets.forget(task.id)
             page = self._pages.pop(lease)
+            self._of_crawls -= page.of_crawl
             page.budget.release()
             if page.slot is not None:
                 self._owner.end(page.slot)

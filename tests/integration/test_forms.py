@@ -1,7 +1,6 @@
 """Forms and logins through the real doors: every page once, and no secret in any file."""
 
 import gzip
-import json
 import re
 import stat
 import threading
@@ -14,9 +13,10 @@ import pytest
 
 from crawler import crawls
 from crawler.config import Settings
+from crawler.errors import UsageError
 from crawler.models import JobOptions
 from crawler.sites import load
-from tests.support.portal import PASSWORD, USER, Portal
+from tests.support.portal import PASSWORD, USER, Portal, Reply
 from tests.support.stack import Folder
 
 LOGIN = """
@@ -84,29 +84,82 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     assert (found[f"{portal.url}/search"], found[f"{portal.url}/list"]) == (4, 4)
     finals = {result["final_url"] for result in folder.results() if "/search" in result["url"]}
     assert finals == {f"{portal.url}/results"}
+    # Each further page is one request, in whichever process.
+    assert Counter(portal.paths("GET"))["/search"] == portal.paths().count("/find") == 1
+    assert portal.paths("POST").count("/results") == 3
+
+
+def test_a_server_that_forgets_a_list_and_says_so_nowhere(folder: Folder, portal: Portal) -> None:
+    """An empty page where there should be more items is fetched again from the list's beginning."""
+    portal.forgetful = 1
+    describe(folder, portal, "start: {url}/list\n", LISTS.partition("/list\n")[2])
+
+    done = folder.crawler("crawl", "county", "--workers", "2")
+
+    assert done.returncode == 0, done.stderr
+    found = {result["url"] for result in folder.results()}
+    assert {f"{portal.url}/parcel/{n}" for n in range(portal.items)} <= found
+    assert portal.forgetful == 0
+
+
+ROWS = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
+
+
+def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None:
+    """Each row has a result of its own search, with the row's columns, even in one session."""
+    describe(folder, portal, ROWS)
+    owners = [f"Елена {n}" for n in range(12)]
+    file = folder.path / "parcels.csv"
+    file.write_text("parcel_id,OWNER\n" + "".join(f"p-{o},{o}\n" for o in owners), "utf-8")
+
+    done = folder.crawler("crawl", "county", "--rows", str(file), "--depth", "0")
+
+    assert done.returncode == 0, done.stderr
+    results = folder.results()
+    assert {each["parcel_id"] for each in results} == {f"p-{owner}" for owner in owners}
+    for each in results:
+        owner = each["parcel_id"].removeprefix("p-")
+        [task] = folder.lpm().tasks.find(each["task_id"])
+        raw = folder.lpm().pages.read(task)
+        assert raw is not None
+        assert f"<h1>{owner} &amp; co, 1, Търси: page 1" in raw[1].decode()
+
+    without = folder.crawler("crawl", "county")
+    assert without.returncode == 2
+    assert "needs the columns owner: give them with --rows FILE" in without.stderr
+    file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
+    assert folder.crawler("crawl", "county", "--rows", str(file)).returncode == 1
 
 
 def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
-    """Each row of the input is a task with its own values; a missing column is told by its row."""
+    """Each row of a file is a task with its own values and line; bad rows cost no good one, and a
+    row that means the same counts for it."""
     folder = Folder(tmp_path)
-    start = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
-    describe(folder, portal, start)
-    sites, rows = load(tmp_path / "config"), [{"owner": "Ada"}, {"OWNER": " Елена "}]
-    plan = crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=rows, sitemap=None)
-    assert [json.loads(link.body)["values"] for link, _ in plan.starts] == [
+    describe(folder, portal, ROWS)
+    plan = crawls.plan(
+        load(tmp_path / "config"), ["county"], JobOptions(), subdomains=False, sitemap=None
+    )
+    file = tmp_path / "owners.csv"
+    file.write_text("OWNER,priority\nAda,2\n Елена ,\n,\nBo,77\nAda,3\n")
+
+    first = crawls.begin(Settings(data_dir=folder.data), plan, rows_file=file)
+    again = crawls.begin(Settings(data_dir=folder.data), plan, rows_file=file)
+
+    assert (first.added, first.rejected, again.added, again.rejected) == (2, 2, 0, 2)
+    assert first.rejects_file is not None
+    assert [json.loads(line)["line"] for line in first.rejects_file.open()] == [4, 5]
+    rows = folder.lpm().store.db.all(
+        "SELECT method, priority, source_line, body FROM tasks ORDER BY id"
+    )
+    assert [row[:3] for row in rows] == [("FORM", 2, 2), ("FORM", 5, 3)]
+    assert [json.loads(row[3])["values"] for row in rows] == [
         {"owner": "Ada & co"},
         {"owner": "Елена & co"},
     ]
-    assert {link.method for link, _ in plan.starts} == {"FORM"}
-    for bad, problem in (
-        ([{"x": 1}], "row 1 of the input: the column 'owner'"),
-        ([], "--rows FILE"),
-    ):
-        with pytest.raises(Exception, match=problem):
-            crawls.plan(sites, ["county"], JobOptions(), subdomains=False, rows=bad, sitemap=None)
-    crawls.begin(Settings(data_dir=folder.data), plan)
-    bodies = folder.lpm().store.db.all("SELECT method, input FROM tasks ORDER BY id")
-    assert [method for method, _ in bodies] == ["FORM", "FORM"]
+    receipt = folder.lpm().receipt(first.job)
+    assert (receipt.rows, receipt.known, receipt.rejected) == (5, 1, 2)
+    with pytest.raises(UsageError, match="needs the columns owner: give them with --rows FILE"):
+        crawls.begin(Settings(data_dir=folder.data), plan)
 
 
 @pytest.mark.parametrize("wall", [200, 302])
@@ -125,6 +178,23 @@ def test_a_login_that_ends_again_and_again(folder: Folder, portal: Portal, wall:
     assert portal.logins >= 6
     failures = folder.lpm().store.db.all("SELECT DISTINCT failures FROM tasks")
     assert failures == [(0,)]
+
+
+def test_a_crawl_does_not_sign_itself_out(folder: Folder, portal: Portal) -> None:
+    """Links to the login page and to what signs out are left out, which is no failure."""
+    links = "".join(
+        f"<li><a href={path}>{path}</a>" for path in ("/login", "/logout", "/members/1")
+    )
+    portal.answers["/home"] = Reply(f"<title>Home</title><p>{'All of the county. ' * 30}{links}")
+    describe(folder, portal, LOGIN, "start: {url}/home\n")
+
+    done = folder.crawler("crawl", "county", "--secrets", write_secrets(folder))
+
+    assert done.returncode == 0, done.stderr
+    assert "/logout" not in portal.paths()
+    assert portal.paths().count("/login") == 2
+    skipped = folder.lpm().store.db.all("SELECT error_type FROM tasks WHERE status = 'skipped'")
+    assert skipped == [("login_page",)] * 2
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:

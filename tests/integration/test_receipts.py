@@ -642,7 +642,7 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
 
 def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> None:
     """A required field that no page has is in the summaries of `run` and `resume`, and in the
-    receipt."""
+    receipt; its records are stored as invalid, and no command calls them good."""
     sites = folder.path / "config" / "sites"
     sites.mkdir(parents=True)
     (sites / "ours.yaml").write_text(
@@ -657,4 +657,14 @@ def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> N
     assert "5 of 5 pages collected" in run.stdout, run.stderr
     for told in (run, resumed):
         assert "  price is missing on 5 of 5 pages\n" in told.stdout
-    assert json.loads(verified.stdout)["missing_fields"] == [{"name": "price", "pages": 5, "of": 5}]
+        assert "  5 of 5 records are invalid\n" in told.stdout
+        assert told.returncode == 1
+    receipt = json.loads(verified.stdout)
+    assert receipt["missing_fields"] == [{"name": "price", "pages": 5, "of": 5}]
+    assert (receipt["invalid"], receipt["invalid_reasons"]) == (5, {"price is missing": 5})
+    listed = folder.crawler("results", "list", "--limit", "9")
+    assert listed.stdout.count("ok, invalid") == 5
+    assert "invalid: price is missing" in folder.crawler("scrape", site.page(0), "--stored").stdout
+    assert "price is missing" in folder.crawler("why", site.page(0)).stdout
+    analysis = folder.crawler("analyze", "data/pending")
+    assert "invalid  5 records (price is missing: 5)" in analysis.stdout

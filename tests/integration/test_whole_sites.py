@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from crawler.examples.county import PASSWORD, USER, County
 from crawler.examples.server import Running
 from tests.support.graph import Graph
 from tests.support.stack import Folder
 from tests.support.traps import Links
 
 SIZE = 120
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +99,25 @@ def test_traps_that_guards_know_need_no_limit(folder: Folder, sites: Running) ->
     assert _guards(receipt) == {"links_per_page", "repeated_path"}
     assert _collected(folder)[starts[0]] == 1
     assert len([name for name in sites.requests("trap.localhost") if "/redirect/" in name]) < 50
+
+
+def test_every_row_is_searched_for_by_itself(folder: Folder) -> None:
+    """Forms that share a URL and differ in their values are different pages: each row of the input
+    leads to its own parcel. The other ways into the portal give the rest."""
+    size = 40
+    portal = County(size)
+    with Running("crawler.examples", "--port", 0, "--size", size, "--session-pages", 5) as running:
+        config = folder.path / "config" / "sites"
+        config.mkdir(parents=True)
+        text = (EXAMPLES / "sites" / "county.yaml").read_text()
+        (config / "county.yaml").write_text(text.replace(":8090/", f":{running.port}/"))
+        (folder.path / "secrets.txt").write_text(f"user={USER}\npassword={PASSWORD}\n")
+        folder.write("rows.csv", ["parcel_id", *(row["parcel_id"] for row in portal.rows())])
+
+        _crawl(folder, "county", "--rows", "rows.csv", "--secrets", "secrets.txt")
+
+        expected = Counter(it.url for it in portal.listings(running.url(portal.host)))
+        searched = running.requests(portal.host)["GET county.localhost/search"]
+    found = _collected(folder)
+    assert Counter({url: n for url, n in found.items() if "/parcel/" in url}) == expected
+    assert searched == len(portal.rows())

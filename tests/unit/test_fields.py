@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import indent
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from crawler.errors import FetchError, InputError
 from crawler.fetch.budget import Budget
 from crawler.scraping import ParsedPage, examine
-from crawler.sites import Site, jsonpath, load, measures, selectors, validation, values
+from crawler.sites import Site, jsonpath, load, measures, selectors, sitefile, validation, values
 from crawler.sites.parser import parse
 from crawler.sites.selectors import extract
 from crawler.sites.sitefile import Field
@@ -217,6 +218,7 @@ SOURCES = """
         ("{xpath: '//td[1]'}", "Jane Roe"),
         ("{xpath: 'count(//tr)', type: integer}", 2),
         ("{xpath: '//nothing'}", None),
+        ("{xpath: '//tr[td[.=\"1999\"]]/td[1]'}", "Année"),
         ("{xpath: '//td', all: true, regex: '\\d+'}", ["1", "1999"]),
     ],
 )
@@ -537,6 +539,8 @@ def test_any_text_has_a_value_or_none(text: str, locale: str) -> None:
         ("{each: p, fields: {a: {ccs: b}}}", "no key 'ccs' in the field a; did you mean css?"),
         ("{xpath: '//a['}", "is not XPath"),
         ("{xpath: \"//a[re:test(., 'x')]\"}", "functions such as re:test() are not allowed"),
+        ("{xpath: '//*[count(//*[count(//*) > 1]) > 1]'}", "a search inside of two brackets"),
+        ("{xpath: '//a[b[count(preceding::a) > 1]]'}", "a search inside of two brackets"),
         ("{meta: a, attr: b}", "attr belongs to css, not to meta"),
         ("{css: p, type: number, enum: {a: b}}", "has type and enum; only one of them"),
         ("{css: p, type: price, unit: euros}", "the unit 'euros' is no currency's code"),
@@ -551,6 +555,9 @@ def test_any_text_has_a_value_or_none(text: str, locale: str) -> None:
         ("[]", "must be a list of alternatives"),
         ("[[p]]", "the field x must be a mapping"),
         ("[{first_of: [p]}]", "first_of cannot be inside another one"),
+        ("{json: a, fields: {a: b}, keywords: [c]}", "records have no enum, keywords or join"),
+        ("{divide: [a, b], all: true}", "beside divide only required has a meaning"),
+        ("[p, {divide: [a, b]}]", "there is no field 'a' before it"),
         ("{css: p, type: pirce}", "did you mean price?"),
         ("{url: (}", "not a regular expression"),
     ],
@@ -755,3 +762,81 @@ def test_records_are_limited() -> None:
     found = extract(parse(html), {"x": Field(each="p", fields={"n": Field(type="integer")})}, URL)
 
     assert len(found["x"]) == selectors.MAX_VALUES
+
+
+KEYS: dict[str, list[str]] = {
+    "css": ["p", "td, b", "script"],
+    "attr": ["href", "[src, data-src]"],
+    "json": ["a", "a[0].b", "[*]"],
+    "json_ld": ["Product.name", "offers"],
+    "meta": ["a"],
+    "microdata": ["name"],
+    "label": ["Owner"],
+    "url": ["obiava/(\\d+)"],
+    "xpath": ["//td", "count(//p)"],
+    "regex": ["(\\d+)", "x"],
+    "each": ["tr", "div"],
+    "fields": ["{a: td, b: {type: number}, c: {json: b}}"],
+    "divide": ["[n, n]"],
+    "convert": ["{field: n, to: EUR, rate: 2}"],
+    "all": ["true"],
+    "type": ["number", "price", "area", "floor", "url", "html", "date", "boolean", "text"],
+    "unit": ["EUR", "acres"],
+    "enum": ["{Owner: a, x: b}"],
+    "keywords": ["[Owner, x]"],
+    "join": ["'; '"],
+    "required": ["true"],
+}
+PAGE = SOURCES.replace(
+    "<body>",
+    """<body><script type="application/ld+json">{"@type": "Product", "name": ["A", 2, null],
+    "offers": {"price": "1.5", "priceCurrency": "EUR"}}</script><script>x {"a": [{"b": 5}, 6, true,
+    {"a": {}}]}</script><div><img data-src="/b"></div>""",
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(KEYS)), st.integers(0, 9), min_size=1, max_size=5).map(
+        lambda keys: {key: KEYS[key][at % len(KEYS[key])] for key, at in keys.items()}
+    ),
+    st.sampled_from(["{}", "[{}]", "[h7, {}]", "{{first_of: [{}, p], all: true}}"]),
+    st.sampled_from([("text/html", PAGE), ("application/json", '{"a": [{"b": 5}, [1], null]}')]),
+)
+@settings(max_examples=600, deadline=None)
+def test_what_a_file_may_say_can_be_read(
+    keys: dict[str, str], form: str, answer: tuple[str, str]
+) -> None:
+    """Every field that is accepted has a value that JSON can hold, or none, on any page."""
+    field = form.format("{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}")
+    try:
+        [checked] = _read_fields(f"n: {{css: p, type: integer}}\nx: {field}")
+    except InputError:
+        return
+    kind, body = answer
+    tree = parse(body) if kind == "text/html" else None
+
+    found = extract(
+        tree, checked, URL, Budget(), body=body.encode(), is_json=kind == "application/json"
+    )
+
+    assert json.loads(msgspec.json.encode(found)) == found
+    assert found["x"] is not None or not checked["x"].is_list
+
+
+def _read_fields(text: str) -> list[dict[str, Field]]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.yaml"
+        path.write_text(f"fields:\n{indent(text, '  ')}\n")
+        return [sitefile.read(path, sitefile.Settings, {})[0]["fields"]]
+
+
+def test_a_derived_value_may_be_an_alternative(read: Read) -> None:
+    """What the page says goes before what can be worked out."""
+    fields = """
+a: {css: p, type: number}
+b: {css: b, type: number}
+each: [{css: i, type: number}, {divide: [a, b]}]
+"""
+
+    assert read(fields, "<p>6</p><b>3</b>").record["each"] == 2
+    assert read(fields, "<p>6</p><b>3</b><i>5</i>").record["each"] == 5

@@ -15,6 +15,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from crawler import urls
+from crawler.db.links import Start
 from crawler.errors import FetchError, InputError, SigningIn
 from crawler.fetch.budget import Budget
 from crawler.fetch.egress import Egress
@@ -28,7 +30,8 @@ from crawler.fetch.session import (
     read_secrets,
     save,
 )
-from crawler.models import Page, Task
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Link, Page, Role, Task
 from crawler.scraping import form_fetch
 from crawler.scraping.form_fetch import Door, Fetched, FormFetch
 from crawler.sites import Site, crawlfile
@@ -36,6 +39,7 @@ from crawler.sites.crawlfile import Login
 from crawler.sites.forms import Forms, FormTask, next_task, read_task, start_task, unpack
 from crawler.sites.parser import parse
 from tests.support.portal import PASSWORD, USER, Portal, Reply, moved
+from tests.support.tasks import done, open_job, page
 
 SITE = Site(name="county", version="1")
 SECRETS = Session(secrets={"user": USER, "password": PASSWORD})
@@ -242,6 +246,30 @@ def test_the_next_page_of_a_list_by_cookie() -> None:
 
     assert second.page.body == again.page.body
     assert "Ada, 1, Търси: page 3" in third.page.body.decode()
+
+
+def test_another_process_continues_a_list_with_its_cookies(tmp_path: Path) -> None:
+    """They are in a file of the job, which only its owner may read."""
+    given = FormTask(values={"owner": "Ada"})
+    first_process, second_process = (Sessions(tmp_path).of("job") for _ in range(2))
+    with Portal(items=35) as portal:
+        first = fetch(portal, "/search", given, first_process)
+        second_task = following(first, given)
+        assert second_task is not None
+        first_process.store_branch(first.session)
+        portal.heard.clear()
+        second = fetch(portal, "/search", second_task, second_process, 2)
+        assert portal.paths() == ["/results"]
+        assert "Ada, 1, Търси: page 2" in second.page.body.decode()
+    [file] = tmp_path.glob("*.cookies")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    file.write_bytes(b"{")
+    with Portal(items=35) as portal:
+        third_process = Sessions(tmp_path).of("job")
+        again = fetch(portal, "/search", second_task, third_process, 2)
+        assert portal.paths() == ["/search", "/find", "/results", "/results"]
+    assert second.page.body == again.page.body
 
 
 def test_a_large_state_is_not_kept() -> None:
@@ -580,6 +608,29 @@ def test_what_changes_the_session_is_known_by_its_url() -> None:
         assert form_fetch.changes_session(url, login)
     for url in ("https://a.example/", "https://b.example/login", "https://a.example/logoutside"):
         assert not form_fetch.changes_session(url, login)
+
+
+def test_the_answer_to_a_form_says_nothing_about_its_page(tmp_path: Path) -> None:
+    """Searches of one URL are pages of their own, and no one of them is asked for by its ETag."""
+    with LocalPersistenceManager(tmp_path) as lpm:
+        job = open_job(lpm)
+        links = [
+            Link(address=urls.parse("http://a.example/"), role=Role.START, method=method, body=body)
+            for method, body in (("GET", ""), ("FORM", "a"), ("FORM", "b"))
+        ]
+        starts = [Start(link, {"parcel_id": str(n)}) for n, link in enumerate(links)]
+        lpm.crawls.add_starts(job, starts, NOW)
+        tasks = lpm.get_next_pending("owner", 9)
+        assert [(task.method, task.body) for task in tasks] == [
+            ("GET", ""), ("FORM", "a"), ("FORM", "b"),
+        ]  # fmt: skip
+        answer = replace(page("http://a.example/"), headers=(("ETag", '"of a form"'),))
+        lpm.save_result(done(tasks[1], page=answer))
+        assert lpm.store.db.all("SELECT etag FROM validators") == []
+        assert lpm.store.db.all("SELECT count(*) FROM results") == [(1,)]
+        lpm.save_result(done(tasks[0], page=replace(answer, headers=(("ETag", '"own"'),))))
+        lpm.save_result(done(tasks[2]))
+        assert lpm.store.db.all("SELECT etag FROM validators") == [('"own"',)]
 
 
 def test_a_session_file_of_before_is_read(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from crawler.cli.output import (
     CrawlProgress,
     delivery_summary,
     newest_label,
+    print_invalid,
     print_json,
     print_left_out,
-    print_missing_fields,
     print_reasons,
     print_receipt,
     require_store,
@@ -528,8 +528,10 @@ def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
         _print_open(books)
     if receipt.problems or books.open:
         return UNACCOUNTED
+    if receipt.invalid:
+        return 1
     if crawled:
-        return int(crawled.bad > 0 or not books.completed)
+        return int(crawled.bad > 0 or receipt.rejected > 0 or not books.completed)
     return int(books.completed != books.accepted or receipt.rejected > 0)
 
 
@@ -544,13 +546,14 @@ def _report_all(lpm: LocalPersistenceManager, as_json: bool) -> int:
         print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
         print_reasons(reasons, examples, None)
         for receipt in receipts:
-            print_missing_fields(receipt)
+            print_invalid(receipt)
         for problem in problems:
             print(f"UNACCOUNTED: {printable(problem)}")
         _print_open(books)
     if problems or books.open:
         return UNACCOUNTED
-    return int(books.completed != books.accepted)
+    invalid = any(receipt.invalid for receipt in receipts)
+    return int(books.completed != books.accepted or invalid)
 
 
 def _all_problems(lpm: LocalPersistenceManager, receipts: list[Receipt]) -> list[str]:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     "rows_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Submit a site's form once for each row of this file, as `bulk import` reads it.",
+    help="Submit a site's form once for each row of this CSV, JSON or Excel file.",
 )
 @click.option("--job", "job_name", callback=check_job_name, help="Name of the job.")
 @click.option(
@@ -101,13 +101,14 @@ def crawl(
     Example:
       python -m crawler crawl https://example.com/ --depth 3 --exclude '/login'
       python -m crawler crawl https://example.com/ --sitemap only --include '/listing/'
-      python -m crawler crawl county --rows parcels.csv
+      python -m crawler crawl county --rows parcels.csv --secrets county-secrets.txt
     """
     from crawler import crawls
 
     settings = config.load()
+    known = sites.load(settings.config_dir, settings.rate)
     begun = crawls.plan(
-        sites.load(settings.config_dir, settings.rate),
+        known,
         starts,
         JobOptions(rate=rate, ignore_robots=ignore_robots),
         subdomains=subdomains,
@@ -117,7 +118,7 @@ def crawl(
         limit=limit,
         sitemap=sitemap,
     )
-    job, added, rejected, rejects_file = crawls.begin(
+    job, added, note, rejected, rejects_file = crawls.begin(
         settings,
         begun,
         rows_file=rows_file,
@@ -126,6 +127,8 @@ def crawl(
         deadline=deadline,
         session=session,
     )
+    if note:
+        say(note)
     say(f"job {job.name}: {added:,} new starts and sitemaps")
     if rejected:
         say(f"{rejected:,} rows were rejected; they are in {rejects_file}")

@@ -106,7 +106,10 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             "delivery": sent,
         }
         if limit:
-            facts["items"] = [{name: item[name] for name in LISTED_FIELDS} for item in items]
+            names = (*LISTED_FIELDS, "invalid")
+            facts["items"] = [
+                {name: item[name] for name in names if name in item} for item in items
+            ]
         print_json(facts)
         return
     print(_count_line(files.results, sent, lpm.pending))
@@ -146,7 +149,8 @@ def _print_table(items: list[dict[str, Any]]) -> None:
     for item in items:
         parcel = _shortened(item["parcel_id"] or "", _MAX_PARCEL_CHARS)
         code, url = str(item["status_code"]), printable(item["url"])
-        rows.append((item["task_id"][:12], code, item["verdict"], parcel, url))
+        verdict = f"{item['verdict']}, invalid" if item.get("invalid") else item["verdict"]
+        rows.append((item["task_id"][:12], code, verdict, parcel, url))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     url_width = widths[-1]
     if sys.stdout.isatty():

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +74,25 @@ def scrape(
       python -m crawler scrape http://county.example/parcel/123 --stored
     """
     settings = config.load()
-    address = urls.parse(url)
     if from_store:
-        return _parse_stored(settings, address, as_json)
+        return _parse_stored(settings, urls.parse(url), as_json)
+    report = fetch_now(settings, url, local, ignore_robots, session)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    return int(report["status"] != TaskStatus.COMPLETED)
+
+
+def fetch_now(
+    settings: Settings,
+    url: str,
+    local: bool = False,
+    ignore_robots: bool = False,
+    session: "Session | None" = None,
+) -> dict[str, Any]:
+    """Fetch a URL as a task of its own, and return its report."""
+    address = urls.parse(url)
     if secret := urls.credentials(url):
         from crawler.fetch.session import Session
 
@@ -90,12 +106,7 @@ def scrape(
         if task is None or not _through_queue(lpm, address.url, call_id, task):
             how = JobOptions(ignore_robots=ignore_robots)
             task = _in_this_process(settings, lpm, add, how, session)
-        report = lpm.results.report(task)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
-    return int(report["status"] != TaskStatus.COMPLETED)
+        return lpm.results.report(task)
 
 
 def _in_this_process(
@@ -173,6 +184,7 @@ def _print_report(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _print_fields(report["data"])
+    _print_invalid(report.get("invalid", ()))
     print(f"The whole record: {program()} results show {shlex.quote(report['url'])}")
     print(f"The page itself:  {program()} raw {shlex.quote(report['url'])} --open")
 
@@ -203,6 +215,7 @@ def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> i
             "site": {"name": site.name, "version": site.version},
             "parser": {"name": read.parser[0], "version": read.parser[1]},
             "verdict": read.verdict.name,
+            "invalid": read.invalid,
             "stored": before,
             "now": read.record,
             "difference": changed,
@@ -214,6 +227,7 @@ def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> i
     if not read.verdict.completed:
         print(f"it is {read.verdict.name}: {printable('; '.join(read.verdict.evidence))}")
     _print_fields(read.record)
+    _print_invalid(read.invalid)
     if before is None:
         print("There is no record to compare with: the task of this page failed.")
     else:
@@ -232,6 +246,11 @@ def _print_difference(difference: "Difference") -> None:
     for name, (old, new) in difference.changed.items():
         half = _MAX_VALUE_CHARS // 2
         print(f"  ~ {printable(name)}: {_brief(old)[:half]} → {_brief(new)[:half]}")
+
+
+def _print_invalid(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        print(f"invalid: {printable(reason)}")
 
 
 def _print_fields(record: dict[str, Any]) -> None:

@@ -203,7 +203,7 @@ def _read_stored_page(
     if not read.verdict.completed:
         return None
     content_type, version = page.header("content-type"), (site.name, site.version)
-    return ReparsedPage(read.encoded, content_type, read.parser, version, page.body)
+    return ReparsedPage(read.encoded, content_type, read.parser, version, page.body, read.invalid)
 
 
 @functools.cache
