@@ -101,6 +101,10 @@ class PageView:
 
     def css_first(self, selector: str) -> "LexborNode | None":
         """Return the first of these elements, if there is one."""
+        asked = compiled(selector)
+        if asked.direct:
+            self.budget.look()
+            return self.tree.css_first(asked.text)
         return next(iter(self.css(selector)), None)
 
     def xpath(self, query: str) -> Any:
