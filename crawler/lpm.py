@@ -197,10 +197,11 @@ class LocalPersistenceManager(Layout):
             failpoint("raw-synced")
             now, told = self.now(), []
             live: dict[int, tuple[Outcome, dict[str, Any]]] = {}
+            seen: links.Inserted = set()
             with self._committing(now) as db:
                 for given, digest, place in zip(outcomes, digests, places, strict=True):
                     outcome = self._unless_gone(db, given)
-                    detail = _store_outcome(db, outcome, digest, place, now)
+                    detail = _store_outcome(db, outcome, digest, place, seen, now)
                     told.append(detail is not None)
                     if detail is not None:
                         live[outcome.task.id] = outcome, detail
@@ -384,7 +385,12 @@ class LocalPersistenceManager(Layout):
 
 
 def _store_outcome(
-    db: Database, outcome: Outcome, digest: str, place: RawLocation | None, now: float
+    db: Database,
+    outcome: Outcome,
+    digest: str,
+    place: RawLocation | None,
+    seen: links.Inserted,
+    now: float,
 ) -> dict[str, Any] | None:
     """Store how one attempt ended; returns its event's detail, or None for a dead claim."""
     detail = tasks.finish_attempt(db, outcome, place, now)
@@ -394,7 +400,7 @@ def _store_outcome(
         results.insert(db, outcome, outcome.page, digest, place, now)
         detail["record_crc32"] = crc32(outcome.record)  # shows the doctor a wrong byte
     if outcome.links or outcome.left_out:
-        links.insert(db, outcome, now)
+        links.insert(db, outcome, seen, now)
     timeline.note(db, outcome.task.id, tasks.kind_of(outcome), detail, now)
     return detail
 

@@ -29,7 +29,7 @@ _IS_KNOWN = """SELECT 1 FROM tasks
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
-        OR error_type NOT IN ('out_of_scope', 'robots')))"""
+        OR error_type NOT IN ('out_of_scope', 'robots', 'login_page')))"""
 """Whether a task should have brought a page and did not. Any link may lead to where the crawl may
 not go; a start may not."""
 
@@ -137,7 +137,11 @@ def report(db: Database, job: Job) -> CrawlReport | None:
 # Functions that are part of a transaction
 
 
-def insert(db: Database, outcome: Outcome, now: float) -> None:
+Inserted = set[tuple[int, bytes, str, str]]
+"""Job, key, method and body of the links that one transaction has seen in the ledger."""
+
+
+def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
     """Insert the links of a page that are not there yet, and count what guards left out."""
     task, crawl = outcome.task, outcome.crawl
     if task.job_id is None or crawl is None:
@@ -150,11 +154,15 @@ def insert(db: Database, outcome: Outcome, now: float) -> None:
     )
     assert given is not None, task.task_id
     for link in outcome.links:
+        key = (task.job_id, link.address.key, link.method, link.body)
+        if key in seen:
+            continue
         guard = limits.reached(link)
         if not guard:
+            seen.add(key)
             if _insert(db, task.job_id, link, task.id, given, now):
                 limits.count(link)
-        elif not db.one(_IS_KNOWN, (task.job_id, link.address.key, link.method, link.body)):
+        elif not db.one(_IS_KNOWN, key):
             before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
             left_out[guard] = before._replace(links=before.links + 1)
     added = limits.pages - job_size

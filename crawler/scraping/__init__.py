@@ -69,7 +69,7 @@ MIN_FREE_MEMORY = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
-SCRAPER_WAIT_S = 60.0
+SCRAPER_WAIT_S = 30.0
 """Pause of a domain whose scraper cannot be loaded."""
 MAX_RECORD_BYTES = 8_000_000
 """Maximum size of a record as JSON."""
@@ -128,6 +128,7 @@ class Attempt:
         self._stored_page = stored_page
         self._clock, self._jitter = clock, jitter
         self._door: form_fetch.Door | None = None
+        self._form_anew = self._is_doubtful = False
         self._finder: LinkFinder | None = None
         if task.role and how.links:
             self._finder = LinkFinder(task, task.role, site, how.links, budget)
@@ -200,6 +201,11 @@ class Attempt:
                 walled = parsed.verdict.name == "login_wall"
             if walled and self._door and await self._door.enter_again(sign_ins):
                 await self._read_page(sign_ins + 1)
+                return
+            if self._is_doubtful and parsed.verdict.completed and not parsed.followed.links:
+                # The page before said that there is more: the server may have forgotten the list.
+                self._form_anew = True
+                await self._read_page(sign_ins)
                 return
             self._keep_form_session(parsed.followed.links)
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
@@ -327,7 +333,8 @@ class Attempt:
             return hook(url)
 
         forms = form_fetch.FormFetch(plain, self._sender(within_scope), self._site)
-        fetched = await forms.fetch(self._task)
+        fetched = await forms.fetch(self._task, anew=self._form_anew)
+        self._is_doubtful = fetched.is_doubtful
         self._go_on_with(fetched.session)
         return fetched.page
 

@@ -1,6 +1,6 @@
 """From the links of a page to the tasks of its crawl."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -44,30 +44,43 @@ class LinkFilter:
         self._origins = frozenset(options.origins)
         self._decided: dict[str, str] = {}
         """By URL: the guard that left it out, or nothing where it is known or out of scope."""
+        self._waiting: dict[str, Link] = {}
+        """By URL: links of pages that are not committed yet, without a rule."""
 
     def follow(self, task: Task, found: FoundLinks, budget: Budget) -> Followed:
         """Return the tasks for the links of a task's page."""
-        tasks: dict[bytes, Link] = {}
-        guards: dict[str, LeftOut] = {each.guard: each for each in found.left_out}
-        origin = origin_of(found.base)
-        decided = self._decided
-        for number, (href, role, list_crc32) in enumerate(found.links):
+        chosen = _Chosen(task, found)
+        for begin in range(0, len(found.hrefs), _LINKS_PER_LOOK):
+            self._follow_all(chosen, found.hrefs[begin : begin + _LINKS_PER_LOOK])
+            if begin:
+                budget.look()
+        for number, link in enumerate(found.links):
             if number % _LINKS_PER_LOOK == _LINKS_PER_LOOK - 1:
                 budget.look()
-            # Most links are of these two kinds, and on every page again: no parser has to see them.
-            if href[0] == "/" and href[1:2] not in ("/", "\\"):
-                url = origin + href
-            elif href.startswith(("http://", "https://")):
-                url = href
-            else:
-                url = structured.absolute(found.base, href)
+            url = chosen.absolute(link.href)
+            guard = self._decided.get(url)
+            if guard is None:
+                guard = self._decide(task, url, link.role, link.list_crc32, chosen.tasks)
+            if guard:
+                chosen.count(guard, url)
+        return chosen.followed()
+
+    def _follow_all(self, chosen: "_Chosen", hrefs: Sequence[str]) -> None:
+        """Follow links without a rule. Most of them are on every page: no parser sees these
+        again."""
+        task, decided, waiting = chosen.task, self._decided, self._waiting
+        depth = task.depth + 1
+        for href in hrefs:
+            url = chosen.absolute(href)
             guard = decided.get(url)
             if guard is None:
-                guard = self._decide(task, url, role, list_crc32, tasks)
+                known = waiting.get(url)
+                if known and known.depth == depth and known.loopback <= task.loopback:
+                    chosen.tasks[known.address.key] = known
+                    continue
+                guard = self._decide(task, url, None, None, chosen.tasks)
             if guard:
-                before = guards.get(guard) or LeftOut(guard, 0, url)
-                guards[guard] = before._replace(links=before.links + 1)
-        return Followed(tuple(tasks.values()), tuple(guards.values()))
+                chosen.count(guard, url)
 
     def _decide(
         self,
@@ -91,7 +104,11 @@ class LinkFilter:
         if guard:
             return self._remember(url, "" if guard == OUT else guard)
         link = self._link(task, address, role)
-        tasks[address.key] = replace(link, list_crc32=list_crc32, modified_at=modified_at)
+        if list_crc32 is not None or modified_at is not None:
+            link = replace(link, list_crc32=list_crc32, modified_at=modified_at)
+        elif role is None and bare == url:
+            self._waiting[url] = link
+        tasks[address.key] = link
         return "session_parameter" if bare != url else ""
 
     def _link(self, task: Task, address: Address, role: Role | None) -> Link:
@@ -149,10 +166,39 @@ class LinkFilter:
                 self._remember(link.address.url, "")
 
     def _remember(self, url: str, guard: str) -> str:
-        if len(self._decided) >= MAX_REMEMBERED:
+        if len(self._decided) + len(self._waiting) >= MAX_REMEMBERED:
             self._decided.clear()
+            self._waiting.clear()
         self._decided[url] = guard
+        self._waiting.pop(url, None)
         return guard
+
+
+class _Chosen:
+    """What becomes of the links of one page."""
+
+    def __init__(self, task: Task, found: FoundLinks) -> None:
+        self.task, self._base = task, found.base
+        self._origin = origin_of(found.base)
+        self.tasks: dict[bytes, Link] = {}
+        self._guards = {each.guard: each for each in found.left_out}
+
+    def absolute(self, href: str) -> str:
+        """Return the URL of a link; for most of them without the URL parser."""
+        if href[0] == "/" and href[1:2] not in ("/", "\\"):
+            return self._origin + href
+        if href.startswith(("http://", "https://")):
+            return href
+        return structured.absolute(self._base, href)
+
+    def count(self, guard: str, url: str) -> None:
+        """Count a link that a guard leaves out."""
+        before = self._guards.get(guard) or LeftOut(guard, 0, url)
+        self._guards[guard] = before._replace(links=before.links + 1)
+
+    def followed(self) -> Followed:
+        """Return all of it."""
+        return Followed(tuple(self.tasks.values()), tuple(self._guards.values()))
 
 
 class LinkFinder(NamedTuple):

@@ -63,6 +63,9 @@ class Fetched(msgspec.Struct, frozen=True):
 
     page: Page
     session: str = ""
+    is_doubtful: bool = False
+    """Whether the server was trusted to remember the list: a page without items may mean that it
+    did not."""
 
 
 class _Wall(Exception):
@@ -85,11 +88,11 @@ class FormFetch:
         """Bytes that the budget counts for the last page."""
         self.live = plain.session or LiveSession()
 
-    async def fetch(self, task: Task) -> Fetched:
-        """Return the page of a task of method FORM."""
+    async def fetch(self, task: Task, *, anew: bool = False) -> Fetched:
+        """Return the page of a task of method FORM; `anew`: whatever its server remembers."""
         given = read_task(task.body)
-        if given.state and (fetched := await self._from_state(unpack(given.state))):
-            return fetched
+        if given.state and not anew and (fetched := await self._from_state(unpack(given.state))):
+            return replace(fetched, is_doubtful=given.page <= MAX_CHAIN + 1)
         if given.page > MAX_CHAIN + 1:
             message = f"page {given.page:,} of the list cannot be reached: its server keeps no"
             message += f" state, and more than {MAX_CHAIN} pages would have to be fetched before it"

@@ -18,7 +18,7 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, scraper_files, scrapers, sitefile
+from crawler.sites import crawlfile, scrapers, sitefile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
 
@@ -241,8 +241,12 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
     if folder.resolve() in path.resolve().parents:
         every = faults(folder, rate)
         return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
+    source = None
     try:
-        source = scraper_files.read(path) if path.suffix == ".py" else None
+        if path.suffix == ".py":
+            from crawler.sites import scraper_files  # imports `ast`, which few commands need
+
+            source = scraper_files.read(path)
         _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
     except InputError as error:
         return [error, *error.others]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -130,7 +130,7 @@ class PageKind(msgspec.Struct, frozen=True, kw_only=True):
     structured: Boolean | None = None  # as in the site's file; if not set: where fields are not
 
 
-class CrawlSettings(Settings, frozen=True, kw_only=True):
+class CrawlSettings(Settings, frozen=True, kw_only=True, dict=True):
     """Every key of a site's file, with its value where no file sets it."""
 
     start: tuple[Start, ...] = ()
@@ -146,12 +146,14 @@ class CrawlSettings(Settings, frozen=True, kw_only=True):
         """Return the first entry of `pages` that fits a URL."""
         if not self.pages:
             return None
-        from crawler.sites.selectors import pattern
+        found = self._first_kind(url)
+        return None if found is None else self.pages[found]
 
-        for kind in self.pages:
-            if pattern(kind.regex).search(url):
-                return kind
-        return None
+    @cached_property
+    def _first_kind(self) -> Callable[[str], int | None]:
+        from crawler.sites.selectors import first_of
+
+        return first_of(tuple(kind.regex for kind in self.pages))
 
 
 class _StartConfig(msgspec.Struct):

@@ -20,8 +20,9 @@ from crawler.sites.sitefile import host_of
 
 MIN_ITEMS = 3  # links of one shape that make a list
 MIN_LABELS = 3  # labels with values that make a page an item
-MAX_LINKS, MAX_FIELDS, MAX_NAME = 2_000, 25, 60
+MAX_LINKS, MAX_FIELDS, MAX_NAME, MAX_REGEX = 2_000, 25, 60, 500
 _CLASS = re.compile(r"[A-Za-z][A-Za-z_-]{0,40}")
+_DIGITS = re.compile(r"[\d-]*\d[\d-]*", re.ASCII)
 _SPECIAL = re.compile(r"([.^$*+?{}\[\]\\|()])")
 _PLAIN = re.compile(r"[A-Za-z][\w ./-]{0,200}(?<! )")
 _WORDS_OF_YAML = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
@@ -87,15 +88,22 @@ def draft(page: Page) -> Draft:
     elif group is None and not fields:
         fields = {"title": {"css": "h1"}, "heading": {"css": "title"}}
     name = re.sub(r"[^a-z0-9._-]", "-", host_of(url).removeprefix("www.")).strip(".-") or "site"
-    site = _loaded(name, _text(url, group, pagination, fields))
-    kind = site.kind_of(url)
-    found = selectors.extract(tree, kind.fields, url, budget) if kind else {}
-    kept = {key: value for key, value in fields.items() if found.get(key) not in (None, [])}
+
+    def having(fields: _Fields) -> dict[str, Any]:
+        """Return the values of those fields that the page has."""
+        kind = _loaded(name, _text(url, group, pagination, fields)).kind_of(url)
+        found = selectors.extract(tree, kind.fields, url, budget) if kind else {}
+        return {key: found[key] for key in fields if found.get(key) not in (None, [])}
+
+    first = having(fields)
+    fields = {key: value if key in first else _in_text(value) for key, value in fields.items()}
+    found = having(fields)
+    kept = {key: value for key, value in fields.items() if key in found}
     text = _text(url, group, pagination, kept)
     site = _loaded(name, text)
     followed = links.in_html(tree, html, page, site, Role.START, None, budget).links
     items = sum(link.role is Role.LISTING for link in followed)
-    return Draft(name, text, items, {key: found[key] for key in kept})
+    return Draft(name, text, items, found)
 
 
 def _loaded(name: str, text: str) -> Site:
@@ -128,7 +136,7 @@ def _list(tree: LexborHTMLParser, url: str) -> tuple[_Group | None, dict[str, An
         if _NEXT.fullmatch(link.text) or _TURNS.fullmatch(link.text):
             continue
         parts = urlsplit(link.url)
-        names = tuple(sorted({name for name, _ in parse_qsl(parts.query)}))
+        names = tuple(sorted(_parameters(parts.query)))
         groups.setdefault((link.css, parts.path.count("/"), names), {})[link.url] = None
     made = [_Group(key[0], _regex_of(list(urls)), list(urls)) for key, urls in groups.items()]
     large = [group for group in made if len(group.urls) >= MIN_ITEMS]
@@ -138,7 +146,9 @@ def _list(tree: LexborHTMLParser, url: str) -> tuple[_Group | None, dict[str, An
 
 def _likelihood(group: _Group) -> int:
     """How likely links lead to items: many, and with numbers rather than words."""
-    return len(group.urls) * (3 if "\\d+" in group.regex or "=" in group.regex else 1)
+    tails = (url.split("/", 3)[3] for url in group.urls)
+    has_numbers = all(re.search(r"\d", tail) for tail in tails)
+    return len(group.urls) * (3 if has_numbers else 1)
 
 
 def _selector(node: LexborNode) -> str:
@@ -173,32 +183,51 @@ def _regex_of(urls: list[str]) -> str:
     split = [urlsplit(url) for url in urls]
     columns = zip(*(parts.path.split("/") for parts in split), strict=True)
     path = "/".join(_segment(list(column)) for column in columns)
-    queries = [parse_qsl(parts.query, keep_blank_values=True) for parts in split]
+    queries = [_parameters(parts.query) for parts in split]
     varying = [
         name
-        for name, value in queries[0]
-        if any(dict(query).get(name) != value for query in queries[1:])
+        for name, value in queries[0].items()
+        if any(query.get(name) != value for query in queries[1:])
     ]
     end = rf"\?(?:.*&)?{_escaped(varying[0])}=" if varying else "(?:$|\\?)"
-    return f"://{_escaped(split[0].netloc)}{path}{end}"
+    host = f"://{_escaped(split[0].netloc)}"
+    if len(host + path + end) > MAX_REGEX:
+        return f"{host}/"
+    return host + path + end
+
+
+def _parameters(query: str) -> dict[str, str]:
+    """Return the parameters as they are written: regular expressions see them so."""
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    return {name: value for name, _, value in pairs}
 
 
 def _with_other_numbers(url: str) -> str:
+    """Return the URL of another item: what has numbers in it differs as a whole."""
     parts = urlsplit(url)
-    path, query = (re.sub(r"\d+", r"\g<0>0", text) for text in (parts.path, parts.query))
-    return parts._replace(path=path, query=query).geturl()
+    segments = [_with_other_number(segment) for segment in parts.path.split("/")]
+    query = re.sub(r"\d+", r"\g<0>0", parts.query)
+    return parts._replace(path="/".join(segments), query=query).geturl()
+
+
+def _with_other_number(segment: str) -> str:
+    if _DIGITS.fullmatch(segment):
+        return f"9{segment}0"
+    return "x0" if re.search(r"\d", segment) else segment
 
 
 def _segment(texts: list[str]) -> str:
     if len(set(texts)) == 1:
         return _escaped(texts[0])
-    if all(text.isdigit() for text in texts):
+    if all(map(str.isdigit, texts)):
         return r"\d+"
+    if all(map(_DIGITS.fullmatch, texts)):
+        return r"[\d-]+"
     before = _common_start(texts).rstrip("0123456789")
     rest = [text[len(before) :] for text in texts]
     after = _common_start([text[::-1] for text in rest])[::-1].lstrip("0123456789")
     middles = [text[: len(text) - len(after)] for text in rest]
-    middle = r"\d+" if all(text.isdigit() for text in middles) else "[^/?#]+"
+    middle = r"\d+" if all(map(str.isdigit, middles)) else "[^/?#]+"
     return _escaped(before) + middle + _escaped(after)
 
 
@@ -316,6 +345,16 @@ def _label_fields(data: dict[str, Any]) -> _Fields:
     return fields
 
 
+def _in_text(field: dict[str, Any]) -> dict[str, Any]:
+    """Return a field that finds a label in running text, such as `<li>Owner: Jane Roe</li>`."""
+    label = field.get("label")
+    if not label:
+        return field
+    rest = {key: value for key, value in field.items() if key != "label"}
+    css = f":is(li, p, div, td, span):contains({_quoted(label)})"
+    return {"css": css, "regex": rf"{_escaped(label)}\s*:\s*(.+)"} | rest
+
+
 def _type_of(text: str) -> str:
     if _CURRENCY.search(text) and any(map(str.isdigit, text)):
         return "price"
@@ -375,7 +414,8 @@ def _scalar(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     """Write a text in quotes; what JSON escapes, YAML reads alike."""
-    return msgspec.json.encode(text).decode()
+    text = msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08X}" for sign in text)
 
 
 def _comment(text: str) -> str:

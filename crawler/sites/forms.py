@@ -642,7 +642,10 @@ class FormTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def start_task(form: crawlfile.Form, column: Callable[[str], object]) -> FormTask:
     """Return the task of a start with a form, with values from a row's columns; raises `ValueError`
-    where a column is missing."""
+    where a column is missing, or all are empty: that would be a search for everything."""
+    columns = form.columns
+    if columns and not any(str(column(name) or "").strip() for name in columns):
+        raise ValueError(f"the columns that the form needs are empty: {', '.join(columns)}")
 
     def value(match: re.Match[str]) -> str:
         name = match[1].strip().lower()

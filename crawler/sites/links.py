@@ -1,7 +1,7 @@
 """The links of a page that a crawl may follow: all of them, or those that its site's rules name."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import SMALL, Budget
 from crawler.models import LeftOut, Page, Role
 from crawler.sites import Site, css, structured
 from crawler.sites.crawlfile import Cursor, Follow, Pagination
@@ -23,9 +23,8 @@ MAX_LINKS = 10_000
 MAX_JSON_TEXTS = 100_000
 """Texts of a JSON answer that may be links."""
 _NODES_PER_LOOK = 500
-_FRAMES = "area[href], frame[src], iframe[src], link[rel~=next i][href]"
-_HAS_FRAMES = re.compile(rb"<(?:area|i?frame|link)\s", re.IGNORECASE)
-_HAS_NOFOLLOW = re.compile(rb"nofollow|[\"'\s,]none\b", re.IGNORECASE)
+_LINKS = "a[href], area[href], frame[src], iframe[src], link[rel~=next i][href]"
+_TAGS = frozenset({"a", "area", "frame", "iframe", "link"})
 _NO_LINKS = re.compile(r"(?:^|[,:\s])(?:nofollow|none)(?:[,;\s]|$)", re.IGNORECASE)
 
 
@@ -44,6 +43,8 @@ class FoundLinks(NamedTuple):
 
     base: str
     links: list[FoundLink]
+    hrefs: Sequence[str] = ()
+    """Those that no rule has named."""
     left_out: tuple[LeftOut, ...] = ()
     postbacks: tuple[tuple[Pagination, int], ...] = ()
     """Rules for a next page by script, with the checksum of the links on this one."""
@@ -68,11 +69,19 @@ def in_html(
     if found.says_nofollow(page):
         count = len(found.all)
         left_out = (LeftOut("nofollow", count, page.final_url),) * bool(count)
-        return FoundLinks(base, [], left_out)
-    links = list(_by_rules(found, site, role)) if own is None else own
-    following, refused = _next_pages(found, site, role, page.final_url, links, previous_list)
-    postbacks = tuple(_postbacks(found, site, role, links, previous_list))
-    return _bounded(base, links + following, refused)._replace(postbacks=postbacks)
+        return FoundLinks(base, [], left_out=left_out)
+    links, hrefs = own or [], list[str]()
+    if own is None and site.follow is not None:
+        links = list(_by_rules(found, site.follow, role))
+    elif own is None and role is not Role.LISTING:
+        hrefs = found.all
+    if not site.pagination:
+        return _bounded(base, links, hrefs, (), found.more)
+    every = links or list(map(FoundLink, hrefs))
+    following, refused = _next_pages(found, site, role, page.final_url, every, previous_list)
+    postbacks = tuple(_postbacks(found, site, role, every, previous_list))
+    bounded = _bounded(base, links + following, hrefs, refused, found.more)
+    return bounded._replace(postbacks=postbacks)
 
 
 def in_json(
@@ -93,16 +102,23 @@ def in_json(
     found = _Json(value, base, budget)
     links = own or []
     if own is None and site.follow:
-        links = list(_by_rules(found, site, role))
+        links = list(_by_rules(found, site.follow, role))
     following, refused = _next_pages(found, site, role, base, links, previous_list)
-    return _bounded(base, links + following, refused)
+    return _bounded(base, links + following, [], refused)
 
 
-def _bounded(base: str, links: list[FoundLink], left_out: tuple[LeftOut, ...]) -> FoundLinks:
-    if len(links) > MAX_LINKS:
-        more = LeftOut("links_per_page", len(links) - MAX_LINKS, links[MAX_LINKS].href[:200])
-        left_out += (more,)
-    return FoundLinks(base, links[:MAX_LINKS], left_out)
+def _bounded(
+    base: str,
+    links: list[FoundLink],
+    hrefs: list[str],
+    left_out: tuple[LeftOut, ...],
+    more: int = 0,
+) -> FoundLinks:
+    """Bound the links of a page; `more` were left out already."""
+    if more or len(links) > MAX_LINKS:
+        more += max(0, len(links) - MAX_LINKS)
+        left_out += (LeftOut("links_per_page", more, base),)
+    return FoundLinks(base, links[:MAX_LINKS], hrefs, left_out)
 
 
 class _Html:
@@ -111,6 +127,8 @@ class _Html:
     def __init__(self, tree: LexborHTMLParser, html: bytes, base: str, budget: Budget) -> None:
         self._tree, self._html, self.base, self._budget = tree, html, base, budget
         self._is_refused: frozenset[int] = frozenset()
+        self.more = 0
+        """Links above the maximum of a page."""
 
     @cached_property
     def _search(self) -> css.Search:
@@ -121,7 +139,8 @@ class _Html:
         headers = [value for name, value in page.headers if name.lower() == "x-robots-tag"]
         if any(_NO_LINKS.search(value) for value in headers):
             return True
-        if not _HAS_NOFOLLOW.search(self._html):
+        lower = self._html.lower()  # faster than a search that ignores case
+        if b"nofollow" not in lower and b"none" not in lower:
             return False
         refused = self._tree.css("a[rel~=nofollow i], area[rel~=nofollow i]")
         self._is_refused = frozenset(node.mem_id for node in refused)
@@ -130,11 +149,16 @@ class _Html:
 
     @cached_property
     def all(self) -> list[str]:
-        """Every link of the page, in its order."""
-        nodes = self._tree.css("a[href]")
-        if _HAS_FRAMES.search(self._html):
-            nodes += self._tree.css(_FRAMES)
-        return list(self._hrefs(nodes))
+        """The links of the page in its order, up to the maximum; `more` counts the others."""
+        if len(self._html) <= SMALL:
+            return self._hrefs(self._tree.css(_LINKS))
+        found: list[str] = []
+        for href in self._walk():
+            if len(found) < MAX_LINKS:
+                found.append(href)
+            else:
+                self.more += 1
+        return found
 
     def selected(self, selector: str) -> list[str]:
         """Return the links that a selector finds, as elements or inside of them."""
@@ -145,7 +169,7 @@ class _Html:
                 own += self._search.find(css.compile(f":is({selector}) a[href]"))
         except css.TooMuch:
             return []
-        return list(dict.fromkeys(self._hrefs(own)))
+        return list(dict.fromkeys(self._hrefs(own[: 2 * MAX_LINKS])))
 
     def has(self, selector: str) -> bool:
         """Return whether a selector finds anything."""
@@ -167,17 +191,26 @@ class _Html:
             return (text or "").strip()
         return ""
 
-    def _hrefs(self, nodes: Iterable[LexborNode]) -> Iterator[str]:
+    def _hrefs(self, nodes: list[LexborNode]) -> list[str]:
         refused = self._is_refused
-        for number, node in enumerate(nodes):
-            if number % _NODES_PER_LOOK == _NODES_PER_LOOK - 1:
+        if refused:
+            nodes = [node for node in nodes if node.mem_id not in refused]
+        found = [node.attrs.get("href") or node.attrs.get("src") for node in nodes]
+        return [href for href in found if href and href[0] != "#"]
+
+    def _walk(self) -> Iterator[str]:
+        """Yield the links of a large page: a list of all its elements could take all memory."""
+        if self._tree.root is None:
+            return
+        for number, node in enumerate(self._tree.root.traverse()):
+            if number % _NODES_PER_LOOK == 0:
                 self._budget.look()
-            if refused and node.mem_id in refused:
+            tag = node.tag
+            if tag not in _TAGS:
                 continue
-            attributes = node.attrs
-            href = attributes.get("href") or attributes.get("src")
-            if href and href[0] != "#":
-                yield href
+            if tag == "link" and "next" not in (node.attrs.get("rel") or "").lower().split():
+                continue
+            yield from self._hrefs([node])
 
 
 class _Json:
@@ -238,13 +271,9 @@ class _Json:
         return str(value)
 
 
-def _by_rules(found: _Html | _Json, site: Site, role: Role) -> Iterator[FoundLink]:
-    if site.follow is None:
-        if role is not Role.LISTING:
-            yield from map(FoundLink, found.all)
-        return
+def _by_rules(found: _Html | _Json, rules: Iterable[Follow], role: Role) -> Iterator[FoundLink]:
     seen: set[str] = set()
-    for rule in site.follow:
+    for rule in rules:
         if role not in rule.on:
             continue
         its = Role(rule.role)

@@ -1,7 +1,6 @@
 """Forms and logins through the real doors: every page once, and no secret in any file."""
 
 import gzip
-import json
 import re
 import stat
 import threading
@@ -17,7 +16,7 @@ from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.models import JobOptions
 from crawler.sites import load
-from tests.support.portal import PASSWORD, USER, Portal
+from tests.support.portal import PASSWORD, USER, Portal, Reply
 from tests.support.stack import Folder
 
 LOGIN = """
@@ -88,6 +87,19 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     # Each further page is one request, in whichever process.
     assert Counter(portal.paths("GET"))["/search"] == portal.paths().count("/find") == 1
     assert portal.paths("POST").count("/results") == 3
+
+
+def test_a_server_that_forgets_a_list_and_says_so_nowhere(folder: Folder, portal: Portal) -> None:
+    """An empty page where there should be more items is fetched again from the list's beginning."""
+    portal.forgetful = 1
+    describe(folder, portal, "start: {url}/list\n", LISTS.partition("/list\n")[2])
+
+    done = folder.crawler("crawl", "county", "--workers", "2")
+
+    assert done.returncode == 0, done.stderr
+    found = {result["url"] for result in folder.results()}
+    assert {f"{portal.url}/parcel/{n}" for n in range(portal.items)} <= found
+    assert portal.forgetful == 0
 
 
 ROWS = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
@@ -166,6 +178,23 @@ def test_a_login_that_ends_again_and_again(folder: Folder, portal: Portal, wall:
     assert portal.logins >= 6
     failures = folder.lpm().store.db.all("SELECT DISTINCT failures FROM tasks")
     assert failures == [(0,)]
+
+
+def test_a_crawl_does_not_sign_itself_out(folder: Folder, portal: Portal) -> None:
+    """Links to the login page and to what signs out are left out, which is no failure."""
+    links = "".join(
+        f"<li><a href={path}>{path}</a>" for path in ("/login", "/logout", "/members/1")
+    )
+    portal.answers["/home"] = Reply(f"<title>Home</title><p>{'All of the county. ' * 30}{links}")
+    describe(folder, portal, LOGIN, "start: {url}/home\n")
+
+    done = folder.crawler("crawl", "county", "--secrets", write_secrets(folder))
+
+    assert done.returncode == 0, done.stderr
+    assert "/logout" not in portal.paths()
+    assert portal.paths().count("/login") == 2
+    skipped = folder.lpm().store.db.all("SELECT error_type FROM tasks WHERE status = 'skipped'")
+    assert skipped == [("login_page",)] * 2
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:

@@ -70,7 +70,11 @@ def test_check_prints_every_fault_with_its_line(folder: Folder, sites: Path) -> 
     alone = folder.path / "draft.yaml"
     alone.write_text("hosts: d.example\n")
     assert folder.crawler("sites", "check", str(alone)).stdout == "no faults (1 file)\n"
-    for path in (sites / "city.yaml", folder.path / "none.yaml"):
+    written = folder.path / "draft.py"
+    written.write_text(
+        "class Draft:\n    hosts = 5 + 5\n    def extract_listing(self, page): ...\n"
+    )
+    for path in (sites / "city.yaml", folder.path / "none.yaml", written):
         done = folder.crawler("sites", "check", str(path))
         assert (done.returncode, len(done.stdout.splitlines())) == (2, 1)
 
@@ -119,6 +123,9 @@ def test_new_drafts_a_file(folder: Folder, pages: Pages) -> None:
     shown = folder.crawler("sites", "new", f"{pages.url}/list")
     assert shown.returncode == 0, shown.stderr
     assert "6 links to items" in shown.stderr
+
+    as_json = json.loads(folder.crawler("sites", "new", f"{pages.url}/list", "--json").stdout)
+    assert (as_json["items"], as_json["text"]) == (6, shown.stdout)
 
     made = folder.crawler("sites", "new", f"{pages.url}/list", "--output", str(target))
     assert made.returncode == 0, made.stderr

@@ -1,15 +1,19 @@
 """The keys of a site's file about crawls hold as written, or are refused with file and line."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from crawler.errors import InputError
 from crawler.sites import Site, faults, load
 from crawler.sites.crawlfile import (
+    CHECKS,
     Cursor,
     Follow,
     Form,
@@ -131,6 +135,17 @@ pages:
     assert other
     assert (other.role, other.fields, other.structured) == ("index", {}, True)
     assert site.kind_of("https://a.example/") is None
+
+
+@pytest.mark.parametrize("size", [1, 500])
+def test_many_and_large_patterns_are_all_searched(write: Write, size: int) -> None:
+    """In their order, whether they are searched at once or one by one."""
+    entries = [f"- regex: 'a{{{size}}}b?{n}$'" for n in range(20)] + ["- regex: /x"]
+    site = site_of(write(HOST + "pages:\n" + "\n".join(entries)))
+
+    for url, place in ((f"{'a' * size}b7", 7), (f"/x/{'a' * size}19", 19), ("/x", 20)):
+        assert site.kind_of(f"https://a.example/{url}") is site.pages[place]
+    assert site.kind_of("https://a.example/y") is None
 
 
 def test_what_is_read_from_any_page_is_said_for_the_file_or_the_entry(write: Write) -> None:
@@ -303,6 +318,29 @@ def test_the_tables_of_the_docs_name_every_key() -> None:
     for title, struct in structs.items():
         names = set(re.findall(r"^\| `(\w+)` \|", tables[title], re.M))
         assert names == {field.name for field in msgspec.structs.fields(struct)}, title
+
+
+NAMES = """url form css values submit regex role limit on next parameter path cursor postback first
+    step max stop json attr fields required urls config delay timeout structured validate"""
+KEYS = st.sampled_from(NAMES.split())
+WORDS = st.sampled_from(
+    ["a", "", "$a", "{a}", "http://a.example/", "http://b.example/", "start", "listing", "/{n}"]
+) | st.text(max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.sampled_from([*CHECKS, "limit"]), VALUES)
+def test_any_value_is_taken_or_refused_with_its_line(write: Write, key: str, value: object) -> None:
+    """No file of any shape ends a command with anything but a reason."""
+    folder = write(HOST + json.dumps({key: value})[1:-1] + "\n")
+    (folder / "start_urls.yaml").write_text(json.dumps({"county": value}))
+    for fault in faults(folder):
+        assert fault.line or "cannot be" in fault.reason, fault
 
 
 # start_urls.yaml

@@ -145,6 +145,30 @@ def test_labels_of_a_page_become_fields(tmp_path: Path) -> None:
     assert site.kind_of(f"{HOST}/other/77") is None
 
 
+def test_labels_in_running_text_become_fields(tmp_path: Path) -> None:
+    """Where no cell stands beside the label, its line is searched."""
+    lines = ("Град: Варна", "Квартал: Гео (Милев)", "Площ: 98 кв.м", 'Вид "а": къща')
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    made = drafted("/obiava/100000-apartament", f"<h1>Имот</h1><ul>{items}</ul>")
+    site = site_of(tmp_path, made)
+
+    assert (made.fields["град"], made.fields["квартал"]) == ("Варна", "Гео (Милев)")
+    assert "площ" in made.fields
+    assert site.kind_of(f"{HOST}/obiava/100017-kashta"), "other items have other words"
+
+
+def test_menus_in_layout_tables_are_no_items(tmp_path: Path) -> None:
+    """Links with numbers go before a larger group without."""
+    menu = "".join(f"<td><a href=/{word}>{word}</a>" for word in ("a", "b", "c", "d", "e"))
+    rows = "".join(f"<tr><td><a href=/parcel/01-00{n}-4>Parcel {n}</a>" for n in range(10, 14))
+    made = drafted("/township/alder", f"<table><tr>{menu}</table><table>{rows}</table>")
+    site = site_of(tmp_path, made)
+
+    assert made.items == 4
+    assert site.kind_of(f"{HOST}/parcel/77-0-1")
+    assert site.kind_of(f"{HOST}/parcel/list") is None
+
+
 def test_json_ld_becomes_fields(tmp_path: Path) -> None:
     """Of the item, not of the site around it; prices and images with their types."""
     data = """<script type="application/ld+json">{"@graph": [
@@ -168,6 +192,14 @@ def test_a_page_with_nothing_of_the_kind_gives_its_title(tmp_path: Path) -> None
 
     assert made.fields == {"title": "Hi", "heading": "Hello"}
     assert site_of(tmp_path, made).kind_of(f"{HOST}/")
+
+
+def test_long_urls_make_no_pattern_that_is_refused(tmp_path: Path) -> None:
+    """A regular expression has a limit; the host alone is one, too."""
+    made = drafted("/" + "x" * 3_000, a_list("<a href=/" + "y" * 3_000 + "/{n}>A flat</a>"))
+
+    assert made.items == 5
+    assert site_of(tmp_path, made).kind_of(f"{HOST}/{'y' * 3_000}/1")
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))

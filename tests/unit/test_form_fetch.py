@@ -618,8 +618,8 @@ def test_the_answer_to_a_form_says_nothing_about_its_page(tmp_path: Path) -> Non
             Link(address=urls.parse("http://a.example/"), role=Role.START, method=method, body=body)
             for method, body in (("GET", ""), ("FORM", "a"), ("FORM", "b"))
         ]
-        rows = [{"parcel_id": str(n)} for n in range(3)]
-        lpm.crawls.add_starts(job, map(Start, links, rows), NOW)
+        starts = [Start(link, {"parcel_id": str(n)}) for n, link in enumerate(links)]
+        lpm.crawls.add_starts(job, starts, NOW)
         tasks = lpm.get_next_pending("owner", 9)
         assert [(task.method, task.body) for task in tasks] == [
             ("GET", ""), ("FORM", "a"), ("FORM", "b"),

@@ -174,8 +174,9 @@ def _named(known: "Sites", name: str) -> "Site":
     help="Write the draft to this file, such as config/sites/county.yaml.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@json_option
 @data_dir_option
-def new(url: str, output: Path | None, force: bool) -> int:
+def new(url: str, output: Path | None, force: bool, as_json: bool) -> int:
     """Fetch URL, and draft the file of its site from that page.
 
     A list gives the links to its items and to its next page; an item gives the fields of its
@@ -203,12 +204,15 @@ def new(url: str, output: Path | None, force: bool) -> int:
     with existing_store() as lpm:
         page = find_stored_page(lpm, address.url, address.key).page
     made = draft(page)
-    if output is None:
-        print(made.text, end="")
-    else:
+    if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.text, encoding="utf-8")
         _say_written(made, output)
+    if as_json:
+        print_json(made._asdict())
+        return 0
+    if not output:
+        print(made.text, end="")
     _say_found(made)
     return 0
 
