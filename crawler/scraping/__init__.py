@@ -173,6 +173,7 @@ class Attempt:
         try:
             await self._budget.work(scrapers.instance_of, source)
         except InputError as error:
+            scrapers.log_wait(source, error)
             self._gate.pause(self._task.url, SCRAPER_WAIT_S, str(error))
             raise NotNow(self._task.domain, str(error), SCRAPER_WAIT_S) from None
 

@@ -137,15 +137,16 @@ def instance_of(source: Source) -> Any:
     fails."""
     with _lock:
         if not is_loaded(source):
-            try:
-                _instances[source.path, source.version] = _instance(source)
-                _loaded.setdefault(source.path, source)
-            except InputError as error:
-                if str(error) not in _told_faults:
-                    _told_faults.add(str(error))
-                    log.warning("the pages of %s wait: %s", source.site, error)
-                raise
+            _instances[source.path, source.version] = _instance(source)
+            _loaded.setdefault(source.path, source)
         return _instances[source.path, source.version]
+
+
+def log_wait(source: Source, error: InputError) -> None:
+    """Log, once for each reason, that pages wait for a class that cannot be run."""
+    if str(error) not in _told_faults:
+        _told_faults.add(str(error))
+        log.warning("the pages of %s wait: %s", source.site, error)
 
 
 def _instance(source: Source) -> Any:
