@@ -128,7 +128,9 @@ class PreviousPage(msgspec.Struct, frozen=True):
     parser_version: str
     task: int
     final_url: str
-    scraped_at: float = 0.0
+    scraped_at: float
+    is_stored: bool
+    """Whether its bytes were kept, so that its links can be read again."""
 
 
 MAX_CRAWL_PAGES = 100_000

@@ -448,7 +448,7 @@ class Tasks(Part):
         )
         known = {row[0]: row[1:] for row in [*self._pages_before(ids), *rows]}
         return {
-            id_: PreviousPage(*about)
+            id_: PreviousPage(*about, is_stored=segment is not None)
             for id_, (segment, end, *about) in known.items()
             if self._has_page(segment, end or 0)
         }
