@@ -90,6 +90,19 @@ LINKED = {
 }  # fmt: skip
 
 
+class Score(NamedTuple):
+    """What came of a drill."""
+
+    missing: int
+    twice: int
+    kills: int
+    """Fewer than planned where the program had ended by itself, with pages missing."""
+    code: str
+    """The last run's exit code."""
+    seconds: float
+    """The time of the last run."""
+
+
 class Part(NamedTuple):
     """What is crawled, by whom, and when it is killed."""
 
@@ -98,6 +111,9 @@ class Part(NamedTuple):
     kill_at: Sequence[int]
     starts: int | None
     """URLs that the command gets: the first ones, or all."""
+    section: str
+    """Of the report."""
+    told: Callable[[Sequence[tuple[str, Score]]], str]
 
 
 def _listed_pages() -> dict[str, bytes]:
@@ -109,9 +125,49 @@ def _linked_pages() -> dict[str, bytes]:
     return {graph.path(n): graph.body(n) for n in range(NODES)}
 
 
+def listed(found: Sequence[tuple[str, Score]]) -> str:
+    """The report of the part `list`."""
+    lines = [(title, it.missing, it.twice, it.code, f"{it.seconds:.0f}") for title, it in found]
+    return "\n\n".join(
+        (
+            "## Killed in the middle",
+            report.machine(PEERS),
+            f"{PAGES} pages with a latency of {LATENCY_S[0] * 1000:.0f} to "
+            f"{LATENCY_S[1] * 1000:.0f} ms, 16 in flight (the Celery task: 8 children); SIGKILL "
+            f"for all processes at page {KILL_AT[0]}, then the same command again. Missing: pages "
+            "without a committed row in the end. Fetched twice: what the server was asked for "
+            "beyond once a page. The peers commit every page at once.",
+            report.table(
+                ("", f"missing of {PAGES}", "fetched twice", "exit code", "second run, s"), lines
+            ),
+        )
+    )
+
+
+def linked(found: Sequence[tuple[str, Score]]) -> str:
+    """The report of the part `links`."""
+    lines = [
+        (title, it.missing, it.twice, it.kills, it.code, f"{it.seconds:.0f}") for title, it in found
+    ]
+    return "\n\n".join(
+        (
+            "## Killed while links are followed",
+            report.machine(PEERS),
+            f"As above, with links: {NODES:,} pages of which each links to ten others, from one "
+            f"start URL, with {len(KILL_NODES_AT)} kills, at pages "
+            f"{', '.join(f'{count:,}' for count in KILL_NODES_AT)}. Fewer kills: the program had "
+            "ended by itself before, as if it were done.",
+            report.table(
+                ("", f"missing of {NODES:,}", "fetched twice", "kills", "exit code", "last run, s"),
+                lines,
+            ),
+        )
+    )
+
+
 PARTS = {
-    "list": Part(LISTED, _listed_pages, KILL_AT, None),
-    "links": Part(LINKED, _linked_pages, KILL_NODES_AT, 1),
+    "list": Part(LISTED, _listed_pages, KILL_AT, None, "crash", listed),
+    "links": Part(LINKED, _linked_pages, KILL_NODES_AT, 1, "crash_links", linked),
 }
 
 
@@ -224,19 +280,6 @@ def stored(who: Contestant) -> set[str]:
     }
 
 
-class Score(NamedTuple):
-    """What came of a drill."""
-
-    missing: int
-    twice: int
-    kills: int
-    """Fewer than planned where the program had ended by itself, with pages missing."""
-    code: str
-    """The last run's exit code."""
-    seconds: float
-    """The time of the last run."""
-
-
 def drill(part: Part, who: Contestant, redis: str | None) -> Score:
     """Kill, and give the same command again, until all kills are made; then let it end."""
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -293,42 +336,6 @@ def scores(part: Part, only: Sequence[str]) -> list[tuple[str, Score]]:
     return found
 
 
-def listed(found: Sequence[tuple[str, Score]]) -> str:
-    """The report of the part `list`."""
-    lines = [(title, it.missing, it.twice, it.code, f"{it.seconds:.0f}") for title, it in found]
-    return "\n\n".join(
-        (
-            f"{PAGES} pages with a latency of {LATENCY_S[0] * 1000:.0f} to "
-            f"{LATENCY_S[1] * 1000:.0f} ms, 16 in flight (the Celery task: 8 children); SIGKILL "
-            f"for all processes at page {KILL_AT[0]}, then the same command again. Missing: pages "
-            "without a committed row in the end. Fetched twice: what the server was asked for "
-            "beyond once a page. The peers commit every page at once.",
-            report.table(
-                ("", f"missing of {PAGES}", "fetched twice", "exit code", "second run, s"), lines
-            ),
-        )
-    )
-
-
-def linked(found: Sequence[tuple[str, Score]]) -> str:
-    """The report of the part `links`."""
-    lines = [
-        (title, it.missing, it.twice, it.kills, it.code, f"{it.seconds:.0f}") for title, it in found
-    ]
-    return "\n\n".join(
-        (
-            f"The same with links: {NODES:,} pages of which each links to ten others, from one "
-            f"start URL, with {len(KILL_NODES_AT)} kills, at pages "
-            f"{', '.join(f'{count:,}' for count in KILL_NODES_AT)}. Fewer kills: the program had "
-            "ended by itself before, as if it were done.",
-            report.table(
-                ("", f"missing of {NODES:,}", "fetched twice", "kills", "exit code", "last run, s"),
-                lines,
-            ),
-        )
-    )
-
-
 def main() -> None:
     """Kill each, count, report."""
     options = argparse.ArgumentParser(
@@ -345,14 +352,12 @@ def main() -> None:
     if not PEERS.exists():
         raise SystemExit("crash: the peers are not installed; run: sh benchmarks/run crash")
     (WORK / "crash.log").unlink(missing_ok=True)
-    texts = ["## Killed in the middle", report.machine(PEERS)]
-    for name, written in (("list", listed), ("links", linked)):
+    for name, part in PARTS.items():
         if given.part in (None, name):
-            texts.append(written(scores(PARTS[name], only)))
-    text = "\n\n".join(texts)
-    print(text)
-    if not only and not given.part:
-        report.section("crash", text)
+            text = part.told(scores(part, only))
+            print(text)
+            if not only and not given.part:
+                report.section(part.section, text)
 
 
 if __name__ == "__main__":

@@ -615,11 +615,11 @@ def _correct_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
     if data and crc32(data) == checksum:
         db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
         return True
+    # It is that of another record, or damaged: whatever comes in place of the record has its own.
+    db.execute(
+        "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?", (event,)
+    )
     if data and data == record:
-        db.execute(
-            "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?",
-            (event,),
-        )
         return True
     db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
     return False

@@ -173,6 +173,7 @@ class Attempt:
         try:
             await self._budget.work(scrapers.instance_of, source)
         except InputError as error:
+            scrapers.log_wait(source, error)
             self._gate.pause(self._task.url, SCRAPER_WAIT_S, str(error))
             raise NotNow(self._task.domain, str(error), SCRAPER_WAIT_S) from None
 
@@ -231,6 +232,8 @@ class Attempt:
         made the same way today."""
         known = self._task.known
         if known is None or not self._would_be_the_same(known):
+            return ()
+        if self._finder and not known.is_stored:  # a page without its bytes would have no links
             return ()
         asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
         return tuple((name, value) for name, value in asked if value)

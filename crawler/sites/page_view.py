@@ -101,6 +101,10 @@ class PageView:
 
     def css_first(self, selector: str) -> "LexborNode | None":
         """Return the first of these elements, if there is one."""
+        asked = compiled(selector)
+        if asked.direct:
+            self.budget.look()
+            return self.tree.css_first(asked.text)
         return next(iter(self.css(selector)), None)
 
     def xpath(self, query: str) -> Any:
@@ -167,11 +171,12 @@ class PageView:
             self.tree, self.utf8, self._answer, self.site, Role.START, None, self.budget
         )
         links: dict[str, str] = {}
-        for link in found.links:
-            url = structured.absolute(found.base, link.href)
+        roles = [(link.href, link.role) for link in found.links]
+        for href, role in (*roles, *((href, None) for href in found.hrefs)):
+            url = structured.absolute(found.base, href)
             if url and self.site.covers(url):
                 kind = self.site.kind_of(url)
-                links.setdefault(url, str(link.role or (kind.role if kind else Role.INDEX)))
+                links.setdefault(url, str(role or (kind.role if kind else Role.INDEX)))
         return list(links.items())
 
     def urljoin(self, reference: str) -> str:

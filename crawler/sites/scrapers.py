@@ -137,15 +137,16 @@ def instance_of(source: Source) -> Any:
     fails."""
     with _lock:
         if not is_loaded(source):
-            try:
-                _instances[source.path, source.version] = _instance(source)
-                _loaded.setdefault(source.path, source)
-            except InputError as error:
-                if str(error) not in _told_faults:
-                    _told_faults.add(str(error))
-                    log.warning("the pages of %s wait: %s", source.site, error)
-                raise
+            _instances[source.path, source.version] = _instance(source)
+            _loaded.setdefault(source.path, source)
         return _instances[source.path, source.version]
+
+
+def log_wait(source: Source, error: InputError) -> None:
+    """Log, once for each reason, that pages wait for a class that cannot be run."""
+    if str(error) not in _told_faults:
+        _told_faults.add(str(error))
+        log.warning("the pages of %s wait: %s", source.site, error)
 
 
 def _instance(source: Source) -> Any:
@@ -317,20 +318,22 @@ def _links(found: Any, page: "PageView") -> list[Link]:
 
 def _called(source: Source, method: str, page: "PageView") -> Any:
     """Call a method. The name of this function tells a crash report where user code begins."""
-    function = getattr(instance_of(source), method)
-    if _takes_html(function):
+    scraper = instance_of(source)
+    function = getattr(scraper, method)
+    if _takes_html(type(scraper), method):  # type: ignore[arg-type]  # a class is hashable
         return function(page.html, page.url)
     return function(page)
 
 
-def _takes_html(function: Callable[..., Any]) -> bool:
+@cache
+def _takes_html(scraper: type, method: str) -> bool:
     """Say whether a method is written as `extract_listing(html, url)`."""
     import inspect
 
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(getattr(scraper, method)).parameters.values()
     needed = [each for each in parameters if each.kind in kinds and each.default is each.empty]
-    return len(needed) == 2
+    return [each.name for each in needed][-2:] == ["html", "url"]
 
 
 def _records(made: Any) -> Any:

@@ -148,7 +148,8 @@ def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
 
     assert (first.added, first.rejected, again.added, again.rejected) == (2, 2, 0, 2)
     assert first.rejects_file is not None
-    assert [json.loads(line)["line"] for line in first.rejects_file.open()] == [4, 5]
+    rejects = first.rejects_file.read_text().splitlines()
+    assert [json.loads(line)["line"] for line in rejects] == [4, 5]
     rows = folder.lpm().store.db.all(
         "SELECT method, priority, source_line, body FROM tasks ORDER BY id"
     )

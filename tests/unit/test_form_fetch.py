@@ -325,8 +325,10 @@ def test_a_column_cannot_name_a_secret() -> None:
     assert start_task(form, {"x": "$key"}.get) == FormTask(
         values={"a": "$key"}, secrets={"b": "key"}
     )
-    with pytest.raises(ValueError, match="the column 'x' is missing"):
+    with pytest.raises(ValueError, match="the columns that the form needs are empty: x"):
         start_task(form, lambda column: None)
+    with pytest.raises(ValueError, match="the column 'y' is missing"):
+        start_task(form_of(values={"a": "{x}", "b": "{y}"}), {"x": "1"}.get)
 
 
 def test_a_secret_in_a_form_is_in_no_page() -> None:

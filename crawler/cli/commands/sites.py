@@ -96,7 +96,7 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
         for path in files:
             found += file_faults(path, folder, rate)
     else:
-        found = faults(folder, rate)
+        found = faults(folder, rate, run=True)
     if as_json:
         print_json(
             [{"file": each.path, "line": each.line, "reason": each.reason} for each in found]
