@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNACCOUNTED = 5
 """Exit code if tasks are open, or if a job's counts do not add up."""
 _MAX_MISSING_FIELDS = 10
-_GUARDS = {
+GUARDS = {
     "calendar": "left out, far away in a calendar",
     "depth": "left out, further from a start than --depth",
     "file_type": "left out, to files that are no pages",
@@ -180,7 +180,7 @@ def print_receipt(receipt: Receipt) -> None:
 def print_left_out(crawled: CrawlReport, tell: Callable[[str], None] = print) -> None:
     """Print which guards of a crawl acted, on how many links."""
     for each in crawled.left_out:
-        why = _GUARDS.get(each.guard, each.guard.replace("_", " "))
+        why = GUARDS.get(each.guard, each.guard.replace("_", " "))
         example = shortened(printable(each.example))
         tell(f"  guard {each.guard}: {counted(each.links, 'link')} {why}: {example}")
 
