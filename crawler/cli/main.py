@@ -45,7 +45,7 @@ _COMMANDS = {
     "up": ("stack", "Start Redis and workers in the background."),
     "down": ("stack", "Stop the stack."),
     "worker": ("stack", "Run a worker in this terminal."),
-    "demo": ("stack", "Crawl a small site on this machine to see the crawler work."),
+    "demo": ("stack", "Crawl two small sites on this machine to see the crawler work."),
     "completion": ("", "Print a completion script for bash, zsh or fish."),
     "supervise": ("stack", ""),
     "agent": ("ondemand", ""),
