@@ -89,6 +89,13 @@ def test_a_page_that_has_not_changed_keeps_its_links(
     assert (verdicts["/future"], verdicts["/behind-etag"]) == ("ok", "ok")
     assert (more["/etag"], more["/dated"]) == (1, int(raw == "none"))
 
+    third = crawl(folder, site, raw)
+    assert third["ends"] == first["ends"]
+    assert asked(site)["/dated"] == before["/dated"] + 2 * (raw == "none")
+    dated = [result for result in folder.results() if result["url"].endswith("/dated")]
+    if raw == "all":
+        assert len({result["scraped_at"] for result in dated}) == 1  # when it was really fetched
+
 
 def test_a_crawl_goes_on_where_it_was(folder: Folder, site: Running) -> None:
     """The same command continues an open crawl, with a new limit if one is given."""
