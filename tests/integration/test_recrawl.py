@@ -103,7 +103,7 @@ def test_a_crawl_goes_on_where_it_was(folder: Folder, site: Running) -> None:
         "crawl", f"{site.url(HOST)}/", "--limit", "3", "--json", "--workers", "1"
     )
     receipt = json.loads(first.stdout)
-    assert receipt["books"]["accepted"] == 3
+    assert receipt["crawl"]["pages"] == 3  # beside robots.txt and the sitemap
     assert [each["guard"] for each in receipt["crawl"]["left_out"]] == ["limit"]
 
     text = folder.crawler("crawl", f"{site.url(HOST)}/", "--limit", "3", "--workers", "1").stdout
