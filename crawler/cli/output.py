@@ -38,6 +38,7 @@ GUARDS = {
     "repeated_path": "left out, whose path goes in circles",
     "session_parameter": "followed without the session in their URL",
     "site_limit": "left out, because the site has its limit of pages",
+    "sitemaps": "left out, because the crawl has its maximum of sitemaps",
     "sitemap_levels": "left out, in sitemaps nested too deep",
     "sitemap_size": "cut short: a sitemap with too many URLs",
     "url_length": "left out, with a very long URL",
