@@ -15,6 +15,7 @@ from crawler import models
 from crawler.cli import output
 from crawler.cli.commands import stack
 from crawler.cli.main import cli
+from crawler.db import links as crawl_tables
 from crawler.scraping import follow, scope
 from crawler.sites import links, sitemaps
 
@@ -142,6 +143,7 @@ def test_every_guard_is_explained() -> None:
         ("repeated_path", scope.MAX_SAME_SEGMENTS),
         ("calendar", scope.YEARS_BACK),
         ("calendar", scope.YEARS_AHEAD),
+        ("sitemaps", crawl_tables.MAX_SITEMAPS),
         ("sitemap_levels", follow.MAX_SITEMAP_LEVELS),
         ("sitemap_size", sitemaps.MAX_URLS),
     ):
