@@ -1,7 +1,7 @@
 """The values that travel between the parts: tasks, pages, outcomes, jobs, counts."""
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -128,7 +128,9 @@ class PreviousPage(msgspec.Struct, frozen=True):
     parser_version: str
     task: int
     final_url: str
-    scraped_at: float = 0.0
+    scraped_at: float
+    is_stored: bool
+    """Whether its bytes were kept, so that its links can be read again."""
 
 
 MAX_CRAWL_PAGES = 100_000
@@ -215,12 +217,16 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Name and page limit of its site, if that has a limit."""
 
 
-class LeftOut(NamedTuple):
+class LeftOut(msgspec.Struct, frozen=True):
     """How many links a guard of a crawl has left out, and one of them."""
 
     guard: str
     links: int
     example: str
+
+    def and_more(self, links: int = 1) -> "LeftOut":
+        """Return the same for more links."""
+        return LeftOut(self.guard, self.links + links, self.example)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -179,9 +179,10 @@ def print_receipt(receipt: Receipt) -> None:
 
 def print_left_out(crawled: CrawlReport) -> None:
     """Print which guards of a crawl acted, on how many links."""
-    for guard, links, example in crawled.left_out:
-        why = _GUARDS.get(guard, guard.replace("_", " "))
-        print(f"  guard {guard}: {counted(links, 'link')} {why}: {shortened(printable(example))}")
+    for each in crawled.left_out:
+        why = _GUARDS.get(each.guard, each.guard.replace("_", " "))
+        example = shortened(printable(each.example))
+        print(f"  guard {each.guard}: {counted(each.links, 'link')} {why}: {example}")
 
 
 def print_invalid(receipt: Receipt) -> None:

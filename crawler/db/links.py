@@ -164,11 +164,13 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
                 limits.count(link)
         elif not db.one(_IS_KNOWN, key):
             before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
-            left_out[guard] = before._replace(links=before.links + 1)
+            left_out[guard] = before.and_more()
     added = limits.pages - job_size
     if added:
         db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, task.job_id))
-    counts: list[tuple[Any, ...]] = [("guard", *each) for each in left_out.values()]
+    counts: list[tuple[Any, ...]] = [
+        ("guard", each.guard, each.links, each.example) for each in left_out.values()
+    ]
     counts += [("site", name, count, None) for name, count in limits.added_by_site.items()]
     db.executemany(
         """INSERT INTO crawl_counts (job_id, kind, name, count, example) VALUES (?, ?, ?, ?, ?)

@@ -439,7 +439,7 @@ class Tasks(Part):
         rows = self._db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
                    v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url,
-                   r.scraped_at
+                   r.scraped_at, r.raw_segment NOT NULL
                FROM json_each(?1) JOIN tasks t ON t.id = value
                JOIN validators v ON v.url_key = t.url_key
                JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}
@@ -458,7 +458,8 @@ class Tasks(Part):
         word of the server."""
         return self._db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length, NULL, NULL,
-                    r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at
+                    r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at,
+                    r.raw_segment NOT NULL
                 FROM json_each(?1) JOIN tasks t ON t.id = value
                 JOIN results r ON r.task = (
                     SELECT max(o.id) FROM tasks o WHERE o.url_key = t.url_key

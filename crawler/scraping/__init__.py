@@ -233,6 +233,8 @@ class Attempt:
         known = self._task.known
         if known is None or not self._would_be_the_same(known):
             return ()
+        if self._finder and not known.is_stored:  # a page without its bytes would have no links
+            return ()
         asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
         return tuple((name, value) for name, value in asked if value)
 

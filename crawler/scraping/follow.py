@@ -138,7 +138,7 @@ class LinkFilter:
             guard = self._decide(task, url, role, None, tasks, modified_at)
             if guard:
                 before = guards.get(guard) or LeftOut(guard, 0, url)
-                guards[guard] = before._replace(links=before.links + 1)
+                guards[guard] = before.and_more()
         if sitemap.truncated:
             guards["sitemap_size"] = LeftOut("sitemap_size", 1, task.url)
         found = tuple(tasks.values())
@@ -194,7 +194,7 @@ class _Chosen:
     def count(self, guard: str, url: str) -> None:
         """Count a link that a guard leaves out."""
         before = self._guards.get(guard) or LeftOut(guard, 0, url)
-        self._guards[guard] = before._replace(links=before.links + 1)
+        self._guards[guard] = before.and_more()
 
     def followed(self) -> Followed:
         """Return all of it."""

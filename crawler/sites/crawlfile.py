@@ -112,6 +112,7 @@ class Pagination(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""  # with {n}, which follows the path of the first page
     cursor: Cursor | None = None
     postback: str = ""  # CSS of the link or button that submits the page's form by script
+    regex: str = ""  # which lists it is for: searched in the page's URL
     first: Number = 2  # the number of the second page
     step: Pages = 1
     max: Number = 1000  # the greatest number that is asked for
@@ -434,6 +435,7 @@ _PAGINATION_CHECKS: Checks = {
     "cursor": _cursor,
     "postback": _text_check("postback", _selector),
     "stop": _text_check("stop", _selector),
+    "regex": _text_check("regex", _regex),
     "css": _text_check("css", _selector),
     "json": _text_check("json", _json_path),
     "on": _roles,

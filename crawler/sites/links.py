@@ -79,7 +79,7 @@ def in_html(
         return _bounded(base, links, hrefs, (), found.more)
     every = links or list(map(FoundLink, hrefs))
     following, refused = _next_pages(found, site, role, page.final_url, every, previous_list)
-    postbacks = tuple(_postbacks(found, site, role, every, previous_list))
+    postbacks = tuple(_postbacks(found, site, role, page.final_url, every, previous_list))
     bounded = _bounded(base, links + following, hrefs, refused, found.more)
     return bounded._replace(postbacks=postbacks)
 
@@ -304,14 +304,14 @@ def _next_pages(
 ) -> tuple[list[FoundLink], tuple[LeftOut, ...]]:
     """Return the next page of each list that a page is part of, and those that a guard leaves
     out."""
-    rules = [rule for rule in site.pagination if role in rule.on]
+    rules = _rules_for(site, role, url)
     if not rules:
         return [], ()
     items, checksum = _items(links)
     following: list[FoundLink] = []
     left_out: list[LeftOut] = []
     for rule in rules:
-        if rule.stop and found.has(rule.stop):
+        if rule.postback or (rule.stop and found.has(rule.stop)):
             continue
         if rule.next:
             hrefs = found.selected(rule.next)[:1]
@@ -329,12 +329,21 @@ def _next_pages(
     return following, tuple(left_out)
 
 
+def _rules_for(site: Site, role: Role, url: str) -> list[Pagination]:
+    """Return the rules for the lists that a page may be part of."""
+    return [
+        rule
+        for rule in site.pagination
+        if role in rule.on and (not rule.regex or pattern(rule.regex).search(url))
+    ]
+
+
 def _postbacks(
-    found: _Html, site: Site, role: Role, links: list[FoundLink], previous: int | None
+    found: _Html, site: Site, role: Role, url: str, links: list[FoundLink], previous: int | None
 ) -> Iterator[tuple[Pagination, int]]:
     """Yield the rules by which a script leads to a next page, unless this is the last one."""
-    for rule in site.pagination:
-        if not rule.postback or role not in rule.on or (rule.stop and found.has(rule.stop)):
+    for rule in _rules_for(site, role, url):
+        if not rule.postback or (rule.stop and found.has(rule.stop)):
             continue
         items, checksum = _items(links)
         is_last = not rule.stop and not items and _names_items(site, role)

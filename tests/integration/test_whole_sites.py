@@ -71,7 +71,7 @@ def test_only_links_that_may_be_followed_are(folder: Folder, sites: Running) -> 
 
 def _guards(receipt: dict[str, Any]) -> set[str]:
     """The guards that have left out links."""
-    return {each[0] for each in receipt["crawl"]["left_out"]}
+    return {each["guard"] for each in receipt["crawl"]["left_out"]}
 
 
 def test_a_site_without_end_ends_at_its_limits(folder: Folder, sites: Running) -> None:

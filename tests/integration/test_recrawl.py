@@ -1,0 +1,122 @@
+"""A crawl of a site that was crawled before, and of one that redirects."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crawler.examples.server import Running
+from tests.support.changing import ENDLESS, HOST
+from tests.support.stack import Folder
+
+
+@pytest.fixture
+def site() -> Iterator[Running]:
+    """The site, with no request counted yet."""
+    with Running("tests.support.changing") as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    folder = Folder(tmp_path)
+    yield folder
+    folder.stop()
+
+
+def crawl(folder: Folder, site: Running, raw: str = "all") -> dict[str, Any]:
+    """The receipt of a crawl, and the end of each of its tasks by path."""
+    base = site.url(HOST)
+    done = folder.crawler("crawl", f"{base}/", "--workers", "1", "--json", CRAWLER_RAW=raw)
+    assert done.returncode == 1, done.stderr  # two of its pages can never be fetched
+    receipt: dict[str, Any] = json.loads(done.stdout)
+    with folder.lpm() as lpm:
+        tasks = list(lpm.tasks.select(lpm.jobs.named(receipt["job"])))
+    receipt["ends"] = {
+        task["url"].removeprefix(base): task["reason"] or task["status"] for task in tasks
+    }
+    return receipt
+
+
+def asked(site: Running) -> dict[str, int]:
+    """How often each path was asked for."""
+    return {name.partition(HOST)[2]: count for name, count in site.requests(HOST).items()}
+
+
+def test_every_redirect_ends_where_it_should(folder: Folder, site: Running) -> None:
+    """A target is a task of its own, fetched once however many lead there; out of scope it is left
+    out, and an endless chain is cut."""
+    receipt = crawl(folder, site)
+
+    ends = receipt["ends"]
+    assert (ends["/old"], ends["/older"], ends["/new"]) == ("redirected", "redirected", "completed")
+    assert (ends["/out"], ends["/cookie"]) == ("out_of_scope", "completed")
+    assert (ends["/private"], ends["/missing"]) == ("robots", "http_404")
+    assert (ends[f"{ENDLESS}9"], ends[f"{ENDLESS}10"]) == ("redirected", "too_many_redirects")
+    assert f"{ENDLESS}11" not in ends
+    assert (ends["/robots.txt"], ends["/sitemap.xml"]) == ("sitemap", "sitemap")
+    assert asked(site)["/new"] == 1
+    assert receipt["crawl"]["bad"] == 2
+    pages = {result["final_url"] for result in folder.results()}
+    assert f"{site.url(HOST)}/cookie?PHPSESSID=1" in pages
+    why = folder.crawler("why", f"{site.url(HOST)}/new").stdout
+    assert f"came by      role index, url {site.url(HOST)}/old" in why
+
+
+@pytest.mark.parametrize("raw", ["all", "none"])
+def test_a_page_that_has_not_changed_keeps_its_links(
+    folder: Folder, site: Running, raw: str
+) -> None:
+    """By the word of the server or of a sitemap it is not read again, and what only it links to is
+    found all the same; without stored bytes it is read again."""
+    first = crawl(folder, site, raw)
+    before = asked(site)
+
+    second = crawl(folder, site, raw)
+    more = {path: count - before.get(path, 0) for path, count in asked(site).items()}
+
+    assert second["ends"] == first["ends"]
+    assert {"/behind-etag", "/behind-dated"} <= second["ends"].keys()
+    verdicts = {
+        result["url"].removeprefix(site.url(HOST)): result["verdict"]
+        for result in folder.results()
+        if result["job"] == second["job"]
+    }
+    unchanged = "unchanged" if raw == "all" else "ok"
+    assert (verdicts["/etag"], verdicts["/dated"]) == (unchanged, unchanged)
+    assert (verdicts["/future"], verdicts["/behind-etag"]) == ("ok", "ok")
+    assert (more["/etag"], more["/dated"]) == (1, int(raw == "none"))
+
+
+def test_a_crawl_goes_on_where_it_was(folder: Folder, site: Running) -> None:
+    """The same command continues an open crawl, with a new limit if one is given."""
+    first = folder.crawler(
+        "crawl", f"{site.url(HOST)}/", "--limit", "3", "--json", "--workers", "1"
+    )
+    receipt = json.loads(first.stdout)
+    assert receipt["books"]["accepted"] == 3
+    assert [each["guard"] for each in receipt["crawl"]["left_out"]] == ["limit"]
+
+    text = folder.crawler("crawl", f"{site.url(HOST)}/", "--limit", "3", "--workers", "1").stdout
+    assert "guard limit:" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nowhere",), "is no site, and no URL"),
+        (("ftp://a.example/",), "only http and https are fetched"),
+        (("http://a.example/", "--include", "("), "not a regular expression"),
+        (("http://a.example/", "--rows", "rows.csv"), "no form of these sites takes a value"),
+        ((), "Missing argument"),
+    ],
+)
+def test_bad_input(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+    """It is refused in one line, with exit code 2, and no job is made."""
+    folder = Folder(tmp_path)
+    done = folder.crawler("crawl", *args)
+
+    assert (done.returncode, folder.data.exists()) == (2, False)
+    assert message in done.stderr.splitlines()[-1]

@@ -1,0 +1,270 @@
+"""Links of a page become tasks in the transaction that ends it: none is lost, none is doubled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crawler import urls
+from crawler.db.links import Start
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import CrawlOptions, Job, JobOptions, LeftOut, Link, Role, Task, TaskStatus
+from tests.support.tasks import done, new, open_job
+
+NOW = 1_000.0
+
+
+def link(path: str, **about: Any) -> Link:
+    """A link to a page."""
+    given: dict[str, Any] = {"role": Role.INDEX, "depth": 1} | about
+    return Link(address=urls.parse(f"http://a.example{path}"), **given)
+
+
+class Crawl:
+    """A crawl with one start."""
+
+    def __init__(self, folder: Path, name: str = "crawl", **options: Any) -> None:
+        self.lpm = LocalPersistenceManager(folder)
+        self.options = CrawlOptions(starts=("http://a.example/",), hosts=("a.example",), **options)
+        self.job = self.lpm.imports.open_job(
+            key=name,
+            name=name,
+            queue="default",
+            source="crawl",
+            source_file=None,
+            batch_size=100,
+            now=NOW,
+            options=JobOptions(crawl=self.options),
+        )
+        start = Start(link("/", role=Role.START, depth=0), {"parcel_id": "P1", "note": "x"})
+        assert self.lpm.crawls.add_starts(self.job, [start], NOW) == 1
+        self.lpm.imports.close(self.job, NOW)
+
+    def claim(self, count: int = 1) -> list[Task]:
+        """Claim the next tasks."""
+        return self.lpm.get_next_pending("owner", count)
+
+    def end(self, task: Task, *links: Link, **about: Any) -> list[bool]:
+        """End a task whose page has these links."""
+        return self.lpm.save_result(done(task, crawl=self.options, links=links, **about))
+
+    def rows(self, columns: str) -> list[tuple[Any, ...]]:
+        """Columns of its tasks, in order."""
+        return self.lpm.store.db.all(
+            f"SELECT {columns} FROM tasks WHERE job_id = ? ORDER BY id", (self.job.id,)
+        )
+
+
+def test_links_have_what_their_page_had(tmp_path: Path) -> None:
+    """A found task has its parent, its depth and role, and the columns of the row that led to
+    it."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+
+    crawl.end(start, link("/1", role=Role.LISTING), link("/2", modified_at=5.0))
+
+    assert crawl.rows("url, role, depth, parent, parcel_id, modified_at")[1:] == [
+        ("http://a.example/1", "listing", 1, start.id, "P1", None),
+        ("http://a.example/2", "index", 1, start.id, "P1", 5.0),
+    ]
+    [first, _] = crawl.claim(2)
+    assert (first.role, first.depth, first.method) == (Role.LISTING, 1, "GET")
+    receipt = crawl.lpm.receipt(crawl.job)
+    assert receipt.problems == []
+    assert receipt.crawl is not None
+    assert receipt.crawl.roles == {
+        "start": {"completed": 1}, "listing": {"processing": 1}, "index": {"processing": 1},
+    }  # fmt: skip
+
+
+def test_a_page_is_one_task_in_every_state(tmp_path: Path) -> None:
+    """Linked again, whether its task waits, has failed or is done, it is not fetched again."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), link("/2"), link("/3"), link("/"))
+    waiting, failed, finished = crawl.claim(3)
+    crawl.end(failed, status=TaskStatus.FAILED, page=None, error_type="http_404")
+    crawl.end(finished, link("/1"), link("/2"), link("/3"), link("/"), link("/1?utm_source=x"))
+
+    assert [row[0] for row in crawl.rows("url")] == [
+        f"http://a.example/{path}" for path in ("", "1", "2", "3")
+    ]
+    crawl.end(waiting)
+    crawl.lpm.jobs.finalise(NOW)
+    assert crawl.lpm.jobs.get(crawl.job.id).status == "done"
+
+
+def test_requests_differ_by_method_and_body(tmp_path: Path) -> None:
+    """One URL is several tasks if other things are sent to it."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+
+    crawl.end(start, *(link("/s", method=m, body=b) for m, b in
+                       [("GET", ""), ("FORM", "a"), ("FORM", "b"), ("FORM", "a")]))  # fmt: skip
+
+    assert crawl.rows("method, body")[1:] == [("GET", ""), ("FORM", "a"), ("FORM", "b")]
+
+
+def test_a_crawl_shares_no_task_with_other_jobs(tmp_path: Path) -> None:
+    """Its pages are fetched although an import or another crawl wants them too, and the other way
+    round."""
+    crawl = Crawl(tmp_path)
+    other = Crawl(tmp_path, "other")
+    file = open_job(crawl.lpm, "file")
+    imported = crawl.lpm.persist_tasks([new("http://a.example/", line=1)], job=file)
+
+    assert (imported.accepted, imported.known) == (1, 0)
+    call = crawl.lpm.tasks.add_call(new("http://a.example/x"), loopback=False)
+    tasks = {task.job_id: task for task in crawl.claim(9)}
+    crawl.end(tasks[crawl.job.id], link("/x"))
+    assert [row[0] for row in crawl.rows("url")] == ["http://a.example/", "http://a.example/x"]
+    assert len(other.rows("url")) == 1
+    assert call not in [row[0] for row in crawl.rows("id")]
+
+
+def test_a_dead_claim_brings_no_links(tmp_path: Path) -> None:
+    """A late twin of a page is dropped with all that it found."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.lpm.tasks.give_back("owner", [], NOW)
+    [again] = crawl.claim()
+
+    assert crawl.end(start, link("/late")) == [False]
+    assert crawl.end(again, link("/live")) == [True]
+    assert [row[0] for row in crawl.rows("url")] == ["http://a.example/", "http://a.example/live"]
+
+
+def test_a_page_that_is_tried_again_brings_no_links_yet(tmp_path: Path) -> None:
+    """Links come with the end of a task, not with an attempt."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+
+    crawl.end(start, status=TaskStatus.PENDING, page=None, error_type="timeout")
+
+    assert len(crawl.rows("id")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "about", "guard", "left"),
+    [
+        ({"limit": 4}, {}, "limit", 2),
+        ({"depth": 0}, {}, "depth", 5),
+        ({}, {"site": ("county", 2)}, "site_limit", 3),
+    ],
+)
+def test_limits(
+    tmp_path: Path, options: dict[str, Any], about: dict[str, Any], guard: str, left: int
+) -> None:
+    """What is above a limit is counted and named, once for each link that is not known."""
+    crawl = Crawl(tmp_path, **options)
+    [start] = crawl.claim()
+    links = [link(f"/{n}", **about) for n in range(5)]
+
+    crawl.end(start, *links, link("/"))
+
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    [guarded] = report.left_out
+    assert (guarded.guard, guarded.links) == (guard, left)
+    assert guarded.example == links[5 - left].address.url
+    assert len(crawl.rows("id")) == 6 - left
+
+
+def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:
+    """A site's limit counts what every page before has found."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, *(link(f"/{n}", site=("county", 3)) for n in range(2)))
+    first, second = crawl.claim(2)
+
+    crawl.lpm.save_result(
+        done(first, crawl=crawl.options, links=(link("/8", site=("county", 3)),)),
+        done(second, crawl=crawl.options, links=(link("/9", site=("county", 3)),)),
+    )
+
+    assert len(crawl.rows("id")) == 4
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    assert report.left_out == [LeftOut("site_limit", 1, "http://a.example/9")]
+
+
+def test_one_commit_of_many_pages_counts_each_link_once(tmp_path: Path) -> None:
+    """Pages that are stored together and link to the same pages make one task for each."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), link("/2"))
+    pages = crawl.claim(2)
+    both = [link("/3"), link("/4")]
+
+    crawl.lpm.save_result(*(done(each, crawl=crawl.options, links=tuple(both)) for each in pages))
+
+    assert len(crawl.rows("id")) == 5
+    assert crawl.lpm.receipt(crawl.job).problems == []
+
+
+def test_what_guards_left_out_adds_up(tmp_path: Path) -> None:
+    """Each page adds to the counts; the first link stays the example."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), left_out=(LeftOut("calendar", 3, "http://a.example/c"),))
+    [page] = crawl.claim()
+    crawl.end(page, left_out=(LeftOut("calendar", 4, "http://a.example/d"),))
+
+    report = crawl.lpm.receipt(crawl.job).crawl
+
+    assert report is not None
+    assert report.left_out == [LeftOut("calendar", 7, "http://a.example/c")]
+
+
+def bad(job: Job, lpm: LocalPersistenceManager) -> int:
+    """How many tasks should have brought a page."""
+    report = lpm.receipt(job).crawl
+    assert report is not None
+    return report.bad
+
+
+@pytest.mark.parametrize(
+    ("role", "status", "reason", "is_bad"),
+    [
+        (Role.INDEX, TaskStatus.FAILED, "http_404", True),
+        (Role.INDEX, TaskStatus.EXPIRED, "deadline", True),
+        (Role.INDEX, TaskStatus.SKIPPED, "robots", False),
+        (Role.INDEX, TaskStatus.SKIPPED, "out_of_scope", False),
+        (Role.INDEX, TaskStatus.SKIPPED, "redirected", False),
+        (Role.INDEX, TaskStatus.SKIPPED, "cancelled", True),
+        (Role.START, TaskStatus.SKIPPED, "robots", True),
+        (Role.START, TaskStatus.SKIPPED, "out_of_scope", True),
+        (Role.START, TaskStatus.SKIPPED, "redirected", False),
+        (Role.SITEMAP, TaskStatus.SKIPPED, "sitemap", False),
+        (Role.SITEMAP, TaskStatus.SKIPPED, "no_sitemap", False),
+        (Role.SITEMAP, TaskStatus.FAILED, "bad_sitemap", True),
+    ],
+)
+def test_what_makes_a_crawl_a_failure(
+    tmp_path: Path, role: Role, status: TaskStatus, reason: str, is_bad: bool
+) -> None:
+    """Links may lead to where nothing may be fetched; a start may not, and no page may fail."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1", role=role))
+    [task] = crawl.claim()
+
+    crawl.end(task, status=status, page=None, verdict=None, error_type=reason)
+
+    assert bad(crawl.job, crawl.lpm) == is_bad
+
+
+def test_rows_of_a_file_are_accounted_for(tmp_path: Path) -> None:
+    """A row that means a start that is there already counts as known; the same file again adds
+    nothing."""
+    crawl = Crawl(tmp_path)
+    starts = [
+        Start(link("/s", role=Role.START, method="FORM", body=body), {"n": n}, line)
+        for line, (body, n) in enumerate([("a", 1), ("b", 2), ("a", 3)], 2)
+    ]
+
+    added = [crawl.lpm.crawls.add_starts(crawl.job, starts, NOW, "rows.csv") for _ in range(2)]
+
+    receipt = crawl.lpm.receipt(crawl.job)
+    assert added == [2, 0]
+    assert (receipt.rows, receipt.known, receipt.problems) == (4, 1, [])
