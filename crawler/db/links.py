@@ -23,9 +23,10 @@ _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
         method, body, modified_at, list_crc32)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_IS_KNOWN = """SELECT 1 FROM tasks
-    WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
-
+FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
+    AND role NOT NULL AND source <> 'bundle'"""
+"""Columns of the task of a crawl for a request; the last two conditions are those of its index."""
+_IS_KNOWN = FIND.format("1")
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
@@ -89,8 +90,7 @@ def _link_row(
 ) -> bool:
     """Let a start count for one more row that means it; whether it did not yet."""
     [(id_, *its_row)] = db.all(
-        """SELECT id, file_number, source_line, source_item FROM tasks WHERE job_id = ?
-           AND url_key = ? AND method = ? AND body = ? AND role NOT NULL""",
+        FIND.format("id, file_number, source_line, source_item"),
         (job_id, link.address.key, link.method, link.body),
     )
     if tuple(its_row) == row:
