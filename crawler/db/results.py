@@ -423,8 +423,10 @@ def insert_carried(
 ) -> int:
     """Store a completed task of another ledger, by column, with its result; returns its number.
 
-    It is held until a command sends it to a Gateway.
+    Its `parent` is a task's id. It is held until a command sends it to a Gateway.
     """
+    parent = db.value("SELECT id FROM tasks WHERE task_id = ?", (task["parent"],))
+    task = {**task, "parent": parent}
     taken = "SELECT 1 FROM tasks WHERE external_id = ? AND source = 'bundle'"
     if db.one(taken, (task["external_id"],)):
         task = {**task, "external_id": None}

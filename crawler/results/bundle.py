@@ -616,7 +616,7 @@ class _Insert:
             "completed_at": carried.completed_at,
             "role": record.role,
             "depth": record.depth,
-            "parent": db.value("SELECT id FROM tasks WHERE task_id = ?", (record.parent,)),
+            "parent": record.parent,
             "method": record.method,
             "body": record.body,
         }
