@@ -5,24 +5,27 @@ by the entries of indexes.
 """
 
 import contextlib
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
 from crawler import urls
 from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, writing
+from crawler.db.pending import is_whole
 from crawler.db.results import PRUNED, encoded_reasons
 from crawler.doctor import listed
 from crawler.errors import CrawlerError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import stored_values
-from crawler.files import read_regular
-from crawler.models import NO_DEADLINE, RawLocation, encoded_input
+from crawler.files import read_regular, set_aside
+from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, encoded_input
 
 TEMP_TABLES = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
@@ -72,6 +75,9 @@ _HIGHEST_TASK = """
 
 _KEY_OF_UNKNOWN_FILE = "salvaged "
 """Prefix of the key of a job whose row was lost: its file is unknown until it is imported again."""
+_TASK_ID = re.compile("[0-9a-f]{32}")
+MAX_COUNT = 1_000_000_000
+"""No task is tried more often."""
 _GAPS_KEY = "known_gaps"
 _MAX_SHOWN = 8
 _MAX_PAGE_BYTES = 1 << 30
@@ -166,18 +172,31 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     raw: RawLocation | None = None
     invalid: list[str] = []
 
+    @property
+    def makes_sense(self) -> bool:
+        """Whether the ledger can have it: a damaged file must not become a damaged row."""
+        return (
+            _TASK_ID.fullmatch(self.task_id) is not None
+            and len(self.raw_html_hash) == 64
+            and 0 <= self.scraped_at.timestamp() <= 4e9
+        )
+
 
 def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
     """Put results back, rebuild their lost tasks, and complete the tasks of all results."""
     done: dict[str, int] = {}
     db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
     done["results put back from pending/"] = sum(
-        _put_back(db, raw, result) for result in _pending_results(pending)
+        _put_back(db, pending, raw, result, now) for result in _pending_results(pending, now)
     )
     db.execute("DROP INDEX by_place")
     _forget_pruned(db, raw)
     _lengthen_segments(db, raw, now)
     done["tasks rebuilt from their results"] = _rebuild_tasks(db)
+    # Now that each result has its task: a record whose task is not known yet would pass unread.
+    corrected = [_correct_record(db, pending, *each, now) for each in list(wrong_records(db))]
+    done["records corrected"] = sum(corrected)
+    done["records removed, because they are damaged"] = len(corrected) - sum(corrected)
     db.execute(
         """UPDATE tasks
            SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
@@ -188,17 +207,20 @@ def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> di
     return done
 
 
-def _pending_results(pending: Path) -> Iterator[PendingResult]:
-    """Return the results in pending/ that can be read."""
+def _pending_results(pending: Path, now: float) -> Iterator[PendingResult]:
+    """Return the results in pending/ that can be read; set aside those with senseless values."""
     for path in pending.glob("[!.]*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        if not is_whole(path):
+            continue
+        with contextlib.suppress(OSError, msgspec.DecodeError, ValueError, OverflowError):
             result = msgspec.json.decode(read_regular(path), type=PendingResult)
-            msgspec.json.decode(result.data, type=dict)
-            if result.task_id == path.stem:
+            if result.makes_sense:
                 yield result
+                continue
+        _set_aside(pending, path.stem, now)
 
 
-def _put_back(db: Database, raw: Path, result: PendingResult) -> bool:
+def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now: float) -> bool:
     """Store a result from its file again, and its task if that is lost. Returns whether the result
     was missing."""
     scraped_at = result.scraped_at.timestamp()
@@ -217,8 +239,11 @@ def _put_back(db: Database, raw: Path, result: PendingResult) -> bool:
         task, job_id = row
         if result.job and job_id is not None:
             _make_job(db, job_id, result.job, scraped_at)
-        if db.one("SELECT 1 FROM results WHERE task = ?", (task,)):
-            return False
+    if db.one("SELECT 1 FROM results WHERE task = ?", (task,)):
+        return False
+    if not _has_noted_record(db, task, result):
+        _set_aside(pending, result.task_id, now)
+        return False
     content_type, size = _content_type_and_size(raw, result.raw)
     columns = {
         "task": task,
@@ -241,8 +266,87 @@ def _put_back(db: Database, raw: Path, result: PendingResult) -> bool:
         "site_version": result.site.version,
         "invalid": encoded_reasons(result.invalid),
     }
-    insert_row(db, "results", columns, "INSERT OR IGNORE")
+    insert_row(db, "results", columns)
     return True
+
+
+def _has_noted_record(db: Database, task: int, result: PendingResult) -> bool:
+    """Return whether the record of a file is the one that the timeline has a checksum of, or a
+    later one; a copy of the ledger may be older than the file."""
+    row = db.one(
+        """SELECT id, at, json_extract(detail, '$.record_crc32') FROM events
+           WHERE id = (SELECT max(id) FROM events
+                       WHERE task = ? AND kind IN ('completed', 'unbundled'))""",
+        (task,),
+    )
+    if row is None or result.verdict == UNCHANGED:
+        return True
+    event, at, checksum = row
+    if checksum is None or crc32(result.data) == checksum:
+        return True
+    if result.scraped_at.timestamp() <= at:
+        return False
+    _forget_checksum(db, event)
+    return True
+
+
+def _forget_checksum(db: Database, event: int) -> None:
+    db.execute(
+        "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?", (event,)
+    )
+
+
+def wrong_records(db: Database) -> Iterator[tuple[int, str]]:
+    """Yield each task whose record has another checksum than its timeline says; older ones have
+    none."""
+    for task, task_id, record, checksum in db.execute(
+        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
+            FROM results r JOIN tasks t ON t.id = r.task JOIN events e ON e.id = {STORED_EVENT}
+            WHERE verdict <> 'unchanged' AND json_valid(detail)"""
+    ):
+        if checksum is not None and crc32(record) != checksum:
+            yield task, task_id
+
+
+def _correct_record(db: Database, pending: Path, task: int, task_id: str, now: float) -> bool:
+    """Take a record from its file if that has the checksum. Returns False if the record had to be
+    removed; it is made again from its stored page, or its page is fetched again.
+
+    If the file has the same record as the ledger, the checksum is damaged. If all three differ,
+    nothing tells which one is right.
+    """
+    [(record, event, checksum)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32')
+            FROM results r JOIN events e ON e.id = {STORED_EVENT}
+            WHERE r.task = ?""",
+        (task,),
+    )
+    data = bytes(pending_fields(pending, task_id).get("data", b""))
+    if data and crc32(data) == checksum:
+        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), task))
+        return True
+    if data and data == record:
+        _forget_checksum(db, event)
+        return True
+    db.execute("DELETE FROM results WHERE task = ?", (task,))
+    _set_aside(pending, task_id, now)  # else it would pass for a result that the ledger has lost
+    return False
+
+
+def pending_fields(pending: Path, task_id: str) -> dict[str, msgspec.Raw]:
+    """Return the fields of a task's file in pending/, none if it cannot be read."""
+    try:
+        text = read_regular(pending / f"{task_id}.json")
+        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _set_aside(pending: Path, task_id: str, now: float) -> None:
+    """Rename a damaged file of pending/, if there is one."""
+    path = pending / f"{task_id}.json"
+    if path.exists():
+        set_aside(path, f"damaged-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}")
 
 
 def _task_at_same_place(db: Database, result: PendingResult) -> tuple[int, bool] | None:
@@ -333,10 +437,10 @@ def _make_task(db: Database, task: int, result: PendingResult) -> None:
         "domain": address.domain,
         "parcel_id": result.parcel_id or "",
         "status": "completed",
-        "queue": result.queue,
-        "priority": result.priority,
+        "queue": result.queue if result.queue in QUEUES else "default",
+        "priority": min(max(result.priority, 1), 9),
         "deadline": NO_DEADLINE,
-        "attempts": result.attempts,
+        "attempts": min(max(result.attempts, 0), MAX_COUNT),
         "source": source,
         "external_id": external_id,
         "input": encoded_input(result.input),

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import apsw
 import msgspec
@@ -22,14 +21,15 @@ from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
 from crawler.db.store import row_crc32
 from crawler.doctor.reconciliation import (
-    STORED_EVENT,
+    MAX_COUNT,
     TEMP_TABLES,
     count_rows,
     insert_row,
+    pending_fields,
     reconcile,
+    wrong_records,
 )
 from crawler.errors import StoreError, UrlError
-from crawler.files import read_regular
 from crawler.urls import Address
 
 Value = int | float | str | bytes | None
@@ -396,7 +396,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 # Values that contradict each other
 
-_NO_COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
+_NO_COUNT = f"typeof({{0}}) <> 'integer' OR {{0}} NOT BETWEEN 0 AND {MAX_COUNT}"
 _NO_TIME = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
 _IMPOSSIBLE_VALUES = {
     "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
@@ -441,7 +441,9 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 def describe_contradictions(db: Database) -> list[str]:
     """Return the first few contradictions as text, and how many more there are."""
-    found = [*_contradictions(db), *_wrong_rows(db), *_wrong_records(db)]
+    what = "is not the one whose checksum its timeline has"
+    records = (Contradiction(*each, "record", what) for each in wrong_records(db))
+    found = [*_contradictions(db), *_wrong_rows(db), *records]
     return _first_few([str(each) for each in found], "columns of tasks")
 
 
@@ -535,18 +537,6 @@ def _wrong_rows(db: Database) -> Iterator[Contradiction]:
         yield Contradiction(id_, task_id, "input", what)
 
 
-def _wrong_records(db: Database) -> Iterator[Contradiction]:
-    """Yield each record whose checksum is not the one in its timeline; older ones have none."""
-    for id_, task_id, record, checksum in db.execute(
-        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
-            FROM results r JOIN tasks t ON t.id = r.task JOIN events e ON e.id = {STORED_EVENT}
-            WHERE verdict <> 'unchanged' AND json_valid(detail)"""
-    ):
-        if checksum is not None and crc32(record) != checksum:
-            what = "is not the one whose checksum its timeline has"
-            yield Contradiction(id_, task_id, "record", what)
-
-
 def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[str, int]:
     """Correct what contradicts itself. Returns what was done, with counts. Part of a transaction.
 
@@ -564,13 +554,10 @@ def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[
             _note_lost_input(db, each.id)
             db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
     rows = _give_up_rows(db)
-    records = [_correct_record(db, pending, each) for each in list(_wrong_records(db))]
     return {
         "columns of tasks corrected": len(found) - lost,
         "tasks removed, because their URLs are lost": lost,
         "damaged rows of input, to be imported again": rows,
-        "records corrected": sum(records),
-        "records removed, because they are damaged": len(records) - sum(records),
     }
 
 
@@ -597,41 +584,6 @@ def _give_up_rows(db: Database) -> int:
         )
         db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
     return count
-
-
-def _correct_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
-    """Take a record from its file if that has the checksum. Returns False if the record had to be
-    removed; its page is fetched again.
-
-    If the file has the same record as the ledger, the checksum is damaged.
-    """
-    [(record, event, checksum)] = db.all(
-        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32')
-            FROM results r JOIN events e ON e.id = {STORED_EVENT}
-            WHERE r.task = ?""",
-        (wrong.id,),
-    )
-    data = bytes(_pending_file(pending, wrong.task_id).get("data", b""))
-    if data and crc32(data) == checksum:
-        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
-        return True
-    # It is that of another record, or damaged: whatever comes in place of the record has its own.
-    db.execute(
-        "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?", (event,)
-    )
-    if data and data == record:
-        return True
-    db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
-    return False
-
-
-def _pending_file(pending: Path, task_id: str) -> dict[str, msgspec.Raw]:
-    """Return the fields of a task's file in pending/, none if it cannot be read."""
-    try:
-        text = read_regular(pending / f"{task_id}.json")
-        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _correct_url(db: Database, pending: Path, wrong: Contradiction, is_indexed: IsIndexed) -> bool:
@@ -702,7 +654,7 @@ def _witnesses(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Ad
         with contextlib.suppress(msgspec.DecodeError):
             texts.append(msgspec.json.decode(given or "{}"))
     with contextlib.suppress(msgspec.DecodeError):
-        texts.append(msgspec.json.decode(_pending_file(pending, wrong.task_id).get("url", b"{}")))
+        texts.append(msgspec.json.decode(pending_fields(pending, wrong.task_id).get("url", b"{}")))
     for text in _strings(texts):
         if address := _parsed(text):
             yield address

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
@@ -395,7 +396,9 @@ class Attempt:
             return False
         if not self._would_be_the_same(known) or not await self._follow_stored():
             return False
-        self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+        since = f"{datetime.fromtimestamp(modified_at, UTC):%Y-%m-%d %H:%M} UTC"
+        why = f"by its sitemap it has not changed since {since}; it was not asked for"
+        self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED, evidence=(why,))
         return True
 
     async def _follow_stored(self) -> bool:

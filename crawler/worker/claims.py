@@ -281,7 +281,8 @@ class Claims:
         """The last page of a URL; None if it cannot be read any more."""
         with contextlib.suppress(StoreError, FetchError):
             if stored := self._lpm.pages.of_result(known.task):
-                return rebuild_page(*stored, known.final_url, known.final_url)
+                page = rebuild_page(*stored, known.final_url, known.final_url)
+                return msgspec.structs.replace(page, fetched_at=known.scraped_at)
         return None
 
     def renew(self) -> None:

@@ -264,6 +264,84 @@ def test_a_record_with_a_wrong_byte(tmp_path: Path, left: str) -> None:
         assert ledger(tmp_path, "SELECT record FROM results WHERE task = 4") == [(record,)]
 
 
+@pytest.mark.parametrize("lost", ["", "DELETE FROM tasks WHERE id = 4"])
+@pytest.mark.parametrize("left", ["file", "nothing", "another"])
+def test_a_damaged_record_is_never_taken_over(tmp_path: Path, left: str, lost: str) -> None:
+    """Whether its task has a row or is rebuilt: a record without the checksum of its timeline comes
+    from its file, or is collected again; a file that fits neither is kept aside."""
+    crawl(tmp_path, 20, 10)
+    [(task_id, record)] = ledger(
+        tmp_path, "SELECT task_id, record FROM results JOIN tasks ON id = task WHERE task = 4"
+    )
+    change(tmp_path, f'UPDATE results SET record = \'{{"titye":"x"}}\' WHERE task = 4; {lost}')
+    path = tmp_path / "pending" / f"{task_id}.json"
+    if left == "nothing":
+        path.unlink()
+    elif left == "another":
+        path.write_bytes(path.read_bytes().replace(b'"title":"x"', b'"title":"z"'))
+
+    look(tmp_path, repair=True)
+
+    assert {finding.check for finding in wrong(look(tmp_path))} <= {"jobs"}
+    if left == "file":
+        assert ledger(tmp_path, "SELECT record FROM results WHERE task = 4") == [(record,)]
+    else:
+        assert ledger(tmp_path, "SELECT status FROM tasks WHERE id = 4") == [("pending",)]
+    aside = list((tmp_path / "pending").glob(f"{task_id}.json.damaged-*"))
+    assert len(aside) == (left == "another")
+
+
+def test_a_damaged_file_is_not_put_back(tmp_path: Path) -> None:
+    """The timeline has the checksum of a lost result: a file with another record is kept aside, and
+    its page collected again; a file that is newer than the timeline counts."""
+    crawl(tmp_path, 20, 10)
+    ids = [row[0] for row in ledger(tmp_path, "SELECT task_id FROM tasks WHERE id IN (4, 5)")]
+    for task_id in ids:
+        path = tmp_path / "pending" / f"{task_id}.json"
+        path.write_bytes(path.read_bytes().replace(b'"title":"x"', b'"title":"z"'))
+    change(tmp_path, "DELETE FROM results WHERE task IN (4, 5)")
+    change(tmp_path, "UPDATE events SET at = at - 9999 WHERE task = 5")
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+
+    assert wrong(look(tmp_path)) == []
+    assert ledger(tmp_path, "SELECT status FROM tasks WHERE id = 4") == [("pending",)]
+    assert ledger(tmp_path, "SELECT record FROM results WHERE task = 5") == [('{"title":"z"}',)]
+    [aside] = (tmp_path / "pending").glob("*.damaged-*")
+    assert aside.name.startswith(str(ids[0]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        (b'"queue":"default"', b'"queue":"defauly"', True),
+        (b'"priority":5', b'"priority":0', True),
+        (b'"attempts":1', b'"attempts":-1', True),
+        (b'"raw_html_hash":"', b'"raw_html_hash":"0', False),
+        (b'"scraped_at":"20', b'"scraped_at":"90', False),
+        (b'"scraped_at":"20', b'"scraped_at":"00', False),
+        (b'"final_url":', b'"final_uri":', False),
+    ],
+)
+def test_a_damaged_file_makes_no_damaged_row(
+    tmp_path: Path, before: bytes, after: bytes, counts: bool
+) -> None:
+    """A task and a result that only their file still has get no value that is never written."""
+    crawl(tmp_path, 20, 10)
+    [(task_id,)] = ledger(tmp_path, "SELECT task_id FROM tasks WHERE id = 4")
+    path = tmp_path / "pending" / f"{task_id}.json"
+    content = path.read_bytes()
+    assert before in content
+    path.write_bytes(content.replace(before, after))
+    change(tmp_path, "DELETE FROM results WHERE task = 4; DELETE FROM tasks WHERE id = 4")
+
+    look(tmp_path, repair=True)
+
+    assert {finding.check for finding in wrong(look(tmp_path))} <= {"jobs"}
+    rows = ledger(tmp_path, f"SELECT count(*) FROM tasks WHERE task_id = '{task_id}'")
+    assert rows == [(int(counts),)]
+
+
 def test_a_file_that_says_something_else(tmp_path: Path) -> None:
     """A file in pending/ that says something else than the ledger is named, kept aside and made
     again."""

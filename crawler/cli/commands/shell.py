@@ -1,5 +1,6 @@
 """`shell`: a prompt with a page, to try selectors and scrapers on it."""
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,6 @@ from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
     from crawler.models import Page
-    from crawler.resilience.permit import Permit
     from crawler.scraping.single import SinglePages
     from crawler.sites import Sites
     from crawler.sites.page_view import PageView
@@ -115,17 +115,16 @@ class Prompt:
                 return None
 
     def _fetched(self, url: str) -> "Page":
+        from crawler.cli.commands.scrape import shared_permit
         from crawler.scraping.single import SinglePages
-        from crawler.stack import read_stack
 
         settings = self._settings
         if self._single is None:
             robots = settings.data_dir / "run" / "robots"
             if not LocalPersistenceManager.exists(settings.data_dir):
                 robots = Path(tempfile.mkdtemp())  # looking at a page makes no store
-            permit = None
-            if settings.redis_url or read_stack(settings.data_dir).up:
-                permit = _shared_permit(settings)
+            connect = shared_permit(settings)
+            permit = connect(f"shell-{os.getpid()}") if connect else None
             self._single = SinglePages(settings, self._sites, robots, permit)
         return self._single.fetch(url)
 
@@ -179,17 +178,6 @@ class _Names(dict[str, Any]):
         else:
             self[name] = getattr(page, name)
         return self[name]
-
-
-def _shared_permit(settings: Settings) -> "Permit":
-    import os
-
-    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-    from crawler.stack import redis_address
-
-    number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
-    holder = f"shell-{os.getpid()}"
-    return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
 
 
 def _plain_prompt(names: _Names) -> None:
