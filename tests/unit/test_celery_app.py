@@ -190,6 +190,7 @@ def test_errors_can_be_rebuilt_on_the_other_side(kind: type[errors.CrawlerError]
         errors.InputError: ("f.csv", "reason", 3),
         errors.FetchError: ("timeout", "too slow", 2.5),
         errors.NotNow: ("a.example", "rate", 2.5),
+        errors.SigningIn: ("a.example", "sign in", 2.5),
         errors.GatewayError: ("busy", 2.5),
         errors.GatewayRefused: (422, "not this one"),
     }
