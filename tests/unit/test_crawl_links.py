@@ -83,7 +83,7 @@ def test_a_dead_claim_brings_no_links(tmp_path: Path) -> None:
     """A late twin of a page is dropped with all that it found."""
     crawl = Crawl(tmp_path)
     [start] = crawl.claim()
-    crawl.lpm.tasks.give_back("owner", [], NOW)
+    crawl.lpm.dispatch.give_back("owner", [], NOW)
     [again] = crawl.claim()
 
     assert crawl.end(start, link("/late")) == [False]
