@@ -28,9 +28,10 @@ _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain,
 MAX_SITEMAPS = 10_000
 """Sitemaps of a crawl; they do not count against its limit of pages."""
 _SITEMAPS = ("role", Role.SITEMAP.value)
-_IS_KNOWN = """SELECT 1 FROM tasks
-    WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
-
+FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
+    AND role NOT NULL AND source <> 'bundle'"""
+"""Columns of the task of a crawl for a request; the last two conditions are those of its index."""
+_IS_KNOWN = FIND.format("1")
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
@@ -96,8 +97,7 @@ def _link_row(
 ) -> bool:
     """Let a start count for one more row that means it; whether it did not yet."""
     [(id_, *its_row)] = db.all(
-        """SELECT id, file_number, source_line, source_item FROM tasks WHERE job_id = ?
-           AND url_key = ? AND method = ? AND body = ? AND role NOT NULL""",
+        FIND.format("id, file_number, source_line, source_item"),
         (job_id, link.address.key, link.method, link.body),
     )
     if tuple(its_row) == row:

@@ -10,13 +10,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
 
 from crawler import urls
-from crawler.db import jobs, raw_pages, timeline
+from crawler.db import jobs, links, raw_pages, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.pending import is_whole
 from crawler.db.results import PRUNED, encoded_reasons
@@ -25,14 +25,16 @@ from crawler.errors import CrawlerError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import stored_values
 from crawler.files import read_regular, set_aside
-from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, encoded_input
+from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, Role, encoded_input
 
 TEMP_TABLES = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
-        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
-    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
+        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER,
+        method TEXT, body TEXT);
+    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY);
+    CREATE TEMP TABLE IF NOT EXISTS parents (task INTEGER PRIMARY KEY, parent TEXT)"""
 """`indexed`: what the indexes say about tasks whose rows are lost. `no_input`: tasks whose input
-is lost."""
+is lost. `parents`: the task ids of the parents of tasks that were rebuilt."""
 STORED_EVENT = """
     (SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"""
 """The entry of the timeline that was written together with result r."""
@@ -170,6 +172,11 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     parser: Maker = Maker("none", "1")
     site: Maker = Maker("default", "")
     raw: RawLocation | None = None
+    role: Role | None = None
+    depth: int = 0
+    parent: str | None = None
+    method: Literal["GET", "POST", "FORM"] = "GET"
+    body: str = ""
     invalid: list[str] = []
 
     @property
@@ -190,6 +197,10 @@ def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> di
         _put_back(db, pending, raw, result, now) for result in _pending_results(pending, now)
     )
     db.execute("DROP INDEX by_place")
+    db.execute(
+        """UPDATE tasks SET parent = p.id
+           FROM parents JOIN tasks p ON p.task_id = parents.parent WHERE tasks.id = parents.task"""
+    )
     _forget_pruned(db, raw)
     _lengthen_segments(db, raw, now)
     done["tasks rebuilt from their results"] = _rebuild_tasks(db)
@@ -234,7 +245,12 @@ def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now
                 "UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, task)
             )
             return False
-        _make_task(db, task, result)
+        twin = _twin(db, result)
+        if twin is None:
+            _make_task(db, task, result)
+        else:  # its crawl has found the page again since the row was lost
+            task = twin
+            db.execute("UPDATE tasks SET task_id = ? WHERE id = ?", (result.task_id, task))
     else:
         task, job_id = row
         if result.job and job_id is not None:
@@ -366,6 +382,31 @@ def _task_at_same_place(db: Database, result: PendingResult) -> tuple[int, bool]
     return row and (int(row[0]), bool(row[1]))
 
 
+def _twin(db: Database, result: PendingResult) -> int | None:
+    """Return the task without a result for the same request of the same crawl."""
+    task = _of_crawl(db, result)
+    if task is None or db.one("SELECT 1 FROM results WHERE task = ?", (task,)):
+        return None
+    return task
+
+
+def _of_crawl(db: Database, result: PendingResult) -> int | None:
+    """Return the task that a crawl has for a request."""
+    if result.role is None:
+        return None
+    job_id = db.value("SELECT id FROM jobs WHERE name = ?", (result.job,))
+    request = (job_id, _address(result).key, result.method, result.body)
+    task = db.value(links.FIND.format("id"), request)
+    return None if task is None else int(task)
+
+
+def _address(result: PendingResult) -> urls.Address:
+    try:
+        return urls.parse(result.url)
+    except UrlError:  # damaged, too; it is never fetched again
+        return urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+
+
 def _forget_pruned(db: Database, raw: Path) -> None:
     """Remove the places of pages that `prune` removed: files in pending/ may still name them."""
     for name in db.column(f"SELECT segment FROM ({_PRUNED_SEGMENTS}) WHERE segment IS NOT NULL"):
@@ -422,10 +463,7 @@ def _free_task_number(db: Database) -> int:
 
 def _make_task(db: Database, task: int, result: PendingResult) -> None:
     """Make a task from what its result tells of it."""
-    try:
-        address = urls.parse(result.url)
-    except UrlError:  # damaged, too; it is never fetched again
-        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+    address = _address(result)
     at = result.scraped_at.timestamp()
     source, external_id = _origin(db, result)
     columns = {
@@ -447,7 +485,16 @@ def _make_task(db: Database, task: int, result: PendingResult) -> None:
         "imported_at": at,
         "completed_at": at,
     }
+    if result.role and _of_crawl(db, result) is None:  # else it would be there twice
+        columns |= {
+            "role": result.role,
+            "depth": min(max(result.depth, 0), MAX_COUNT),
+            "method": result.method,
+            "body": result.body,
+        }
     insert_row(db, "tasks", columns)
+    if result.parent:
+        insert_row(db, "temp.parents", {"task": task, "parent": result.parent}, "INSERT OR IGNORE")
 
 
 def _origin(db: Database, result: PendingResult) -> tuple[str, str | None]:

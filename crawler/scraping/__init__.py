@@ -55,9 +55,9 @@ from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site, scrapers, selectors, sitemaps, structured, validation
 from crawler.sites.crawlfile import PageKind
+from crawler.sites.fieldfile import MISSING
 from crawler.sites.page_view import PageView
 from crawler.sites.parser import parse
-from crawler.sites.sitefile import MISSING
 
 charset.load()
 

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.options import data_dir_option, job_option, json_option
+from crawler.cli.options import data_dir_option, job_option, json_option, role_option
 from crawler.cli.output import (
     UNACCOUNTED,
     check_reason,
@@ -314,6 +314,7 @@ def tasks() -> None:
 )
 @click.option("--reason", help="Only this reason, such as timeout or http_500.")
 @job_option
+@role_option
 @click.option("--domain", help="Only this domain.")
 @click.option(
     "--limit", type=click.IntRange(1), help="Maximum tasks to list (default: 100; --json: all)."
@@ -324,6 +325,7 @@ def list_tasks(
     statuses: tuple[str, ...],
     reason: str | None,
     job_name: str | None,
+    roles: tuple[str, ...],
     domain: str | None,
     limit: int | None,
     as_json: bool,
@@ -340,7 +342,7 @@ def list_tasks(
     count = 0
     with existing_store() as lpm:
         each = find_job_if_named(lpm, job_name)
-        for task in lpm.tasks.select(each, statuses, reason, domain, most):
+        for task in lpm.tasks.select(each, statuses, reason, domain, most, roles):
             count += 1
             if as_json:
                 print(msgspec.json.encode(task).decode())
