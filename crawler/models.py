@@ -155,6 +155,12 @@ class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Maximum tasks; 0 is no limit."""
     sitemap: Literal["include", "skip", "only"] = "include"
 
+    @property
+    def subdomains(self) -> bool:
+        """Whether links to hosts below those of the starts are followed."""
+        names = {host.removeprefix("*.") for host in self.hosts if host.startswith("*.")}
+        return any(host.partition(":")[0].removeprefix("www.") in names for host in self.hosts)
+
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job's pages are fetched, apart from its secrets."""
@@ -366,6 +372,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def cancelled(self) -> bool:
         """Whether it was cancelled: its file, imported again, is another job."""
         return self.hold == "cancelled"
+
+    @property
+    def options_lost(self) -> bool:
+        """Whether it is a crawl that no longer knows which links it follows."""
+        is_open = self.status is not JobStatus.DONE and not self.cancelled
+        return is_open and self.source == "crawl" and self.options.crawl is None
 
     @property
     def incomplete(self) -> bool:

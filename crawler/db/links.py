@@ -84,6 +84,29 @@ class Crawls(Part):
             )
         return added
 
+    def find_paused(self, key: str, name: str | None, starts: Iterable[Start]) -> int | None:
+        """The crawl that a repair has paused because its options were lost, if it is the one with
+        this key; it gets the key back if that was lost too."""
+        db = self._durable
+        with writing(db):
+            for id_, its_key, its_name in db.all(
+                """SELECT id, key, name FROM jobs WHERE source = 'crawl' AND hold = 'paused'
+                   AND status <> 'done' AND options ->> '$.crawl' IS NULL"""
+            ):
+                if its_key == key:
+                    return int(id_)
+                links = (start.link for start in starts)
+                if its_key.startswith("salvaged ") and (
+                    its_name == name or any(_is_known(db, id_, link) for link in links)
+                ):
+                    db.execute("UPDATE OR IGNORE jobs SET key = ? WHERE id = ?", (key, id_))
+                    return int(id_) if db.changes() else None
+        return None
+
+
+def _is_known(db: Database, job_id: int, link: Link) -> bool:
+    return db.one(_IS_KNOWN, (job_id, link.address.key, link.method, link.body)) is not None
+
 
 def _link_row(
     db: Database, job_id: int, link: Link, row: tuple[int, int, int], checked: tuple[Any, ...]
