@@ -143,7 +143,7 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
 def claimed(ledger: Any, room: int, each: int = 2) -> list[Any]:
     """A claim as a worker makes it: what is due is looked up, and some of each domain are
     leased."""
-    from crawler.db.tasks import Place
+    from crawler.db.dispatch import Place
     from crawler.models import QUEUES
 
     now = time.time()
@@ -262,7 +262,7 @@ def _publish(work: Path, small: bool) -> dict[str, list[float]]:
                 began = time.perf_counter()
                 count = maintainer.fill(CHILDREN)
                 seconds = time.perf_counter() - began
-                lpm.tasks.unpublish(lpm.tasks.published())
+                lpm.dispatch.unpublish(lpm.dispatch.published())
                 tasks.app.control.purge()
                 return count / seconds
 

@@ -28,7 +28,7 @@ from crawler.redis_client import RedisAddress, connect
 from crawler.stack import redis_address
 
 if TYPE_CHECKING:
-    from crawler.db.tasks import Chunk
+    from crawler.db.dispatch import Chunk
 
 MAX_MESSAGES_PER_ROUND_TRIP = 500
 PROGRESS_EXPIRES_S = 86_400

@@ -1,9 +1,10 @@
 """LocalPersistenceManager: the way to lpm.db, pending/ and raw/; only `doctor/` goes around it.
 
-What it stores is reached by part: `lpm.tasks` claims and frees, `lpm.imports` stores rows,
-`lpm.crawls` has what crawls found, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers,
-`lpm.results` and `lpm.pages` have what was collected, `lpm.files` is pending/, `lpm.outbox` and
-`lpm.gateway` are for a Gateway, and `lpm.timeline` has the events of each task.
+What it stores is reached by part: `lpm.tasks` finds and ends tasks, `lpm.dispatch` claims and
+frees them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.jobs` has jobs and
+receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what was collected,
+`lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, and `lpm.timeline` has
+the events of each task.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from crawler.config import argument, failpoint, program
 from crawler.db import guard, links, owners, results, siblings, tasks, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
+from crawler.db.dispatch import Dispatch, Place
 from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.imports import Imports
 from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
@@ -66,7 +68,8 @@ class LocalPersistenceManager(Layout):
         self.store = Store(folder, clock)
         self.pages = RawPages(self.store, raw)
         self.files = PendingFiles(self.store)
-        self.tasks = tasks.Tasks(self.store, self.pages.has_page)
+        self.tasks = tasks.Tasks(self.store)
+        self.dispatch = Dispatch(self.store, self.pages.has_page)
         self.imports = Imports(self.store)
         self.crawls = links.Crawls(self.store)
         self.jobs = Jobs(self.store)
@@ -159,11 +162,11 @@ class LocalPersistenceManager(Layout):
         now = self.now()
         self.tasks.wake(now)
         places = (
-            tasks.Place(due, limit, lambda job: True)
+            Place(due, limit, lambda job: True)
             for queue in queues
-            for due in self.tasks.due(queue)
+            for due in self.dispatch.due(queue)
         )
-        return self.tasks.claim(owner, places, limit, now)[0]
+        return self.dispatch.claim(owner, places, limit, now)[0]
 
     def bury(self, forget: Callable[[str, str], None] = lambda domain, owner: None) -> int:
         """Free what dead owners held and cut their segments; returns how many tasks came back.
@@ -173,11 +176,11 @@ class LocalPersistenceManager(Layout):
         freed = 0
         with self.errors(), owners.dead(self.owners) as notes:
             gone = {note.id for note in notes}
-            for owner in self.tasks.owners() - gone:
+            for owner in self.dispatch.owners() - gone:
                 if not owners.exists(self.owners, owner):  # its file was lost with the run folder
                     notes.append(owners.OwnerState(owner, {}, "", 0, frozenset(), ""))
             for note in notes:
-                domains = self.tasks.free(note, self.now())
+                domains = self.dispatch.free(note, self.now())
                 freed += len(domains)
                 for domain in set(domains):
                     forget(domain, note.id)

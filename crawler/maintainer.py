@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from crawler import times
 from crawler.config import Settings
 from crawler.db import owners
-from crawler.db.tasks import Chunk
+from crawler.db.dispatch import Chunk
 from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
@@ -180,14 +180,14 @@ class Maintainer:
             return list(living)
         stopped = [note for note in living if note.still_s(now) > self._still_s]
         if stopped:
-            holders = self._lpm.tasks.owners()
+            holders = self._lpm.dispatch.owners()
             for note in stopped:
                 if note.id in holders:
                     self._take_back(note, note.still_s(now))
         return [note for note in living if note not in stopped]
 
     def _take_back(self, note: owners.OwnerState, still_s: float) -> None:
-        domains = self._lpm.tasks.take_back(note, self._clock())
+        domains = self._lpm.dispatch.take_back(note, self._clock())
         for domain in set(domains):
             self._forget(domain, note.id)
         log.warning(
@@ -198,12 +198,12 @@ class Maintainer:
 
     def fill(self, slots: int = 0) -> int:
         """Publish the next chunks; returns how many tasks they hold."""
-        chunks = self._lpm.tasks.fill(self._window, slots or os.cpu_count() or 1, self._clock())
+        chunks = self._lpm.dispatch.fill(self._window, slots or os.cpu_count() or 1, self._clock())
         if chunks:
             try:
                 self._broker.publish(self._lpm.store.id, chunks)
             except Exception:
-                self._lpm.tasks.unpublish([chunk.message_id for chunk in chunks])
+                self._lpm.dispatch.unpublish([chunk.message_id for chunk in chunks])
                 raise
         return sum(len(chunk.task_ids) for chunk in chunks)
 
@@ -213,11 +213,11 @@ class Maintainer:
         After the tasks of its message, a worker goes on with whatever is due. So most messages are
         done before a worker takes them, and would fill Redis.
         """
-        tasks = self._lpm.tasks
+        dispatch = self._lpm.dispatch
         gone: set[str] = set()
-        if tasks.published():
+        if dispatch.published():
             queued = self._broker.queued()
-            published = tasks.published()  # after the queues: what came meanwhile is not done
+            published = dispatch.published()  # after the queues: what came meanwhile is not done
             ours = [each for each in queued if each.ledger_id == self._lpm.store.id]
             if done := [each for each in ours if each.id not in published]:
                 self._broker.withdraw(done)
@@ -229,7 +229,7 @@ class Maintainer:
             log.warning(
                 "%d messages were lost on the way; their tasks are published again", len(lost)
             )
-            tasks.unpublish(lost)
+            dispatch.unpublish(lost)
 
     def _finalise(self) -> None:
         jobs, now = self._lpm.jobs, self._clock()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNACCOUNTED = 5
 """Exit code if tasks are open, or if a job's counts do not add up."""
 _MAX_MISSING_FIELDS = 10
-_GUARDS = {
+GUARDS = {
     "calendar": "left out, far away in a calendar",
     "depth": "left out, further from a start than --depth",
     "file_type": "left out, to files that are no pages",
@@ -38,6 +38,7 @@ _GUARDS = {
     "repeated_path": "left out, whose path goes in circles",
     "session_parameter": "followed without the session in their URL",
     "site_limit": "left out, because the site has its limit of pages",
+    "sitemaps": "left out, because the crawl has its maximum of sitemaps",
     "sitemap_levels": "left out, in sitemaps nested too deep",
     "sitemap_size": "cut short: a sitemap with too many URLs",
     "url_length": "left out, with a very long URL",
@@ -177,12 +178,12 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  UNACCOUNTED: {printable(problem)}")
 
 
-def print_left_out(crawled: CrawlReport) -> None:
+def print_left_out(crawled: CrawlReport, tell: Callable[[str], None] = print) -> None:
     """Print which guards of a crawl acted, on how many links."""
     for each in crawled.left_out:
-        why = _GUARDS.get(each.guard, each.guard.replace("_", " "))
+        why = GUARDS.get(each.guard, each.guard.replace("_", " "))
         example = shortened(printable(each.example))
-        print(f"  guard {each.guard}: {counted(each.links, 'link')} {why}: {example}")
+        tell(f"  guard {each.guard}: {counted(each.links, 'link')} {why}: {example}")
 
 
 def print_invalid(receipt: Receipt) -> None:

@@ -1,6 +1,7 @@
 """Crawls: starts become tasks, and so do the links of a page, in the transaction that ends it."""
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from crawler.models import (
     LeftOut,
     Link,
     Outcome,
+    Role,
     encoded_input,
 )
 
@@ -23,6 +25,9 @@ _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
         method, body, modified_at, list_crc32)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+MAX_SITEMAPS = 10_000
+"""Sitemaps of a crawl; they do not count against its limit of pages."""
+_SITEMAPS = ("role", Role.SITEMAP.value)
 FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
     AND role NOT NULL AND source <> 'bundle'"""
 """Columns of the task of a crawl for a request; the last two conditions are those of its index."""
@@ -66,6 +71,8 @@ class Crawls(Part):
                 given = (parcel_id, job.queue, start.priority, deadline, row_input)
                 is_new = _insert(db, job.id, start.link, None, given, now)
                 added += is_new
+                if is_new and start.link.role is Role.SITEMAP:
+                    _count(db, job.id, *_SITEMAPS, 1)
                 if start.line is None:
                     continue
                 row = (file_number, start.line, start.item)
@@ -188,56 +195,64 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
         elif not db.one(_IS_KNOWN, key):
             before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
             left_out[guard] = before.and_more()
-    added = limits.pages - job_size
-    if added:
+    if limits.size > job_size:
+        added = limits.size - job_size
         db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, task.job_id))
-    counts: list[tuple[Any, ...]] = [
-        ("guard", each.guard, each.links, each.example) for each in left_out.values()
-    ]
-    counts += [("site", name, count, None) for name, count in limits.added_by_site.items()]
-    db.executemany(
+    for each in left_out.values():
+        _count(db, task.job_id, "guard", each.guard, each.links, each.example)
+    for (kind, name), count in limits.added.items():
+        _count(db, task.job_id, kind, name, count)
+
+
+def _count(
+    db: Database, job_id: int, kind: str, name: str, count: int, example: str | None = None
+) -> None:
+    db.execute(
         """INSERT INTO crawl_counts (job_id, kind, name, count, example) VALUES (?, ?, ?, ?, ?)
            ON CONFLICT DO UPDATE SET count = count + excluded.count""",
-        [(task.job_id, *each) for each in counts],
+        (job_id, kind, name, count, example),
     )
 
 
 class _Limits:
     """The limits of a crawl, while links are inserted."""
 
-    def __init__(self, db: Database, job_id: int, crawl: CrawlOptions, pages: int) -> None:
+    def __init__(self, db: Database, job_id: int, crawl: CrawlOptions, size: int) -> None:
         self._db, self._job_id, self._crawl = db, job_id, crawl
-        self.pages = pages
-        self.added_by_site: dict[str, int] = {}
-        self._by_site: dict[str, int] = {}
+        self.size = size
+        """Tasks of the job."""
+        self.added: Counter[tuple[str, str]] = Counter()
+        """Sitemaps, and pages of sites with a limit, that were inserted."""
+        self._before: dict[tuple[str, str], int] = {}
 
     def reached(self, link: Link) -> str:
         """The guard that stands against one more link."""
         crawl = self._crawl
+        if link.role is Role.SITEMAP:
+            return "sitemaps" if self._counted(_SITEMAPS) >= MAX_SITEMAPS else ""
         if crawl.depth is not None and link.depth > crawl.depth:
             return "depth"
-        if crawl.limit and self.pages >= crawl.limit:
+        if crawl.limit and self.size - self._counted(_SITEMAPS) >= crawl.limit:
             return "limit"
-        if link.site and self._pages_of(link.site[0]) >= link.site[1]:
+        if link.site and self._counted(("site", link.site[0])) >= link.site[1]:
             return "site_limit"
         return ""
 
     def count(self, link: Link) -> None:
-        self.pages += 1
-        if link.site:
-            name = link.site[0]
-            self._by_site[name] = self._pages_of(name) + 1
-            self.added_by_site[name] = self.added_by_site.get(name, 0) + 1
+        self.size += 1
+        if link.role is Role.SITEMAP:
+            self.added[_SITEMAPS] += 1
+        elif link.site:
+            self.added["site", link.site[0]] += 1
 
-    def _pages_of(self, site: str) -> int:
-        if site not in self._by_site:
-            self._by_site[site] = self._db.value(
-                """SELECT count FROM crawl_counts
-                   WHERE job_id = ? AND kind = 'site' AND name = ?""",
-                (self._job_id, site),
+    def _counted(self, what: tuple[str, str]) -> int:
+        if what not in self._before:
+            self._before[what] = self._db.value(
+                "SELECT count FROM crawl_counts WHERE job_id = ? AND kind = ? AND name = ?",
+                (self._job_id, *what),
                 0,
             )
-        return self._by_site[site]
+        return self._before[what] + self.added[what]
 
 
 def _insert(

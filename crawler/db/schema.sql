@@ -384,10 +384,11 @@
     CREATE UNIQUE INDEX tasks_of_crawl ON tasks(job_id, url_key, method, body)
         WHERE role NOT NULL AND source <> 'bundle'; -- a bundle may have results of several crawls
 
-    -- Of each crawl: the links that a guard left out, and the pages of each site with a limit.
+    -- Of each crawl: the links that a guard left out, its sitemaps, and the pages of each site with
+    -- a limit.
     CREATE TABLE crawl_counts (
         job_id  INTEGER NOT NULL,
-        kind    TEXT NOT NULL,                       -- guard, site
+        kind    TEXT NOT NULL,                       -- guard, role, site
         name    TEXT NOT NULL,
         count   INTEGER NOT NULL,
         example TEXT,                                -- the first link that was left out

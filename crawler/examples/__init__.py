@@ -1,1 +1,1 @@
-"""Two example sites on loopback, each with the records that a crawl of it must give."""
+"""Example sites on loopback, each with the records that a crawl of it must give."""

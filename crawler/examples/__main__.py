@@ -5,14 +5,15 @@ import signal
 
 from crawler.examples.county import SESSION_PAGES, County
 from crawler.examples.imoti import Imoti
+from crawler.examples.library import Library
 from crawler.examples.server import Site, serve
 
 
 def main() -> None:
-    """Serve both sites until Ctrl-C."""
+    """Serve all sites until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m crawler.examples", description=__doc__)
     parser.add_argument("--port", type=int, default=8090, help="0: any free port (default: 8090)")
-    parser.add_argument("--size", type=int, default=500, help="listings of each site")
+    parser.add_argument("--size", type=int, default=500, help="listings of the first two sites")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--session-pages", type=int, default=SESSION_PAGES, help="pages per login")
     parser.add_argument("--latency-ms", type=int, default=0, help="wait before each answer")
@@ -21,6 +22,7 @@ def main() -> None:
     sites: list[Site] = [
         County(given.size, given.seed, given.session_pages),
         Imoti(given.size, given.seed),
+        Library(),
     ]
     serve(sites, given.port, given.latency_ms / 1000)
 

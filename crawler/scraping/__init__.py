@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
@@ -54,9 +55,9 @@ from crawler.scraping.follow import Followed, LinkFilter, LinkFinder
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site, scrapers, selectors, sitemaps, structured, validation
 from crawler.sites.crawlfile import PageKind
+from crawler.sites.fieldfile import MISSING
 from crawler.sites.page_view import PageView
 from crawler.sites.parser import parse
-from crawler.sites.sitefile import MISSING
 
 charset.load()
 
@@ -330,7 +331,7 @@ class Attempt:
         links = self._how.links
 
         def within_scope(url: str) -> AbstractAsyncContextManager[None]:
-            if links and links.scope.refuses(url) == scope.OUT:
+            if links and not links.scope.has_host(url):
                 shown = urls.without_credentials(url)[:300]
                 raise FetchError("out_of_scope", f"the form leads to {shown}, out of scope")
             return hook(url)
@@ -395,7 +396,9 @@ class Attempt:
             return False
         if not self._would_be_the_same(known) or not await self._follow_stored():
             return False
-        self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+        since = f"{datetime.fromtimestamp(modified_at, UTC):%Y-%m-%d %H:%M} UTC"
+        why = f"by its sitemap it has not changed since {since}; it was not asked for"
+        self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED, evidence=(why,))
         return True
 
     async def _follow_stored(self) -> bool:

@@ -149,7 +149,9 @@ class LinkFilter:
     def follow_redirect(self, task: Task, url: str) -> Link | str:
         """Return the task for the target of a redirect, or why it is not followed."""
         address = parse(scope.without_session(url))
-        guard = "" if task.role is Role.SITEMAP else self.scope.refuses(address.url)
+        guard = ""
+        if task.role is not Role.SITEMAP:
+            guard = self.scope.refuses(address.url, is_start=task.role is Role.START)
         if guard:
             return guard
         link = self._link(task, address, task.role)

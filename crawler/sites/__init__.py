@@ -18,9 +18,10 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, scrapers, sitefile
+from crawler.sites import crawlfile, fieldfile, scrapers, sitefile, yamlfile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
-from crawler.sites.sitefile import PLACEHOLDER, Field, host_of
+from crawler.sites.fieldfile import Field
+from crawler.sites.sitefile import PLACEHOLDER, host_of
 
 DEFAULTS, START_URLS = "scraping_defaults.yaml", "start_urls.yaml"
 DEFAULT = "default"  # the name of the site of all hosts that no file names
@@ -305,7 +306,7 @@ def _common(path: Path) -> _Given:
 
 
 def _start_urls(path: Path) -> dict[str, _Given]:
-    found, lines = sitefile.read_entries(path, crawlfile.start_urls)
+    found, lines = yamlfile.read_entries(path, crawlfile.start_urls)
     given: dict[str, _Given] = {}
     for name, entries in found.items():
         if reason := _bad_name(name):
@@ -388,7 +389,7 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
     merged = _overlaid(_overlaid(BUILT_IN, common), own)
     merged["pages"] = [_page_kind(kind, merged) for kind in merged["pages"]]
     merged["structured"] = _is_structured(merged["structured"], merged["fields"])
-    merged["fields"] = sitefile.with_locale(merged["fields"], merged["locale"] or "")
+    merged["fields"] = fieldfile.with_locale(merged["fields"], merged["locale"] or "")
     if rate is None or "rate" in own:
         interval_s = max(interval(merged["rate"]), merged["delay_s"])
         rule = RateRule(interval_s=interval_s, at_a_time=merged["concurrency"])
@@ -406,7 +407,7 @@ def _page_kind(kind: PageKind, site: dict[str, Any]) -> PageKind:
     structured = site["structured"] if kind.structured is None else kind.structured
     return msgspec.structs.replace(
         kind,
-        fields=sitefile.with_locale(kind.fields, site["locale"] or ""),
+        fields=fieldfile.with_locale(kind.fields, site["locale"] or ""),
         structured=_is_structured(structured, kind.fields),
     )
 

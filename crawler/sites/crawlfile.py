@@ -9,28 +9,29 @@ import msgspec
 from msgspec import Meta
 
 from crawler.errors import UrlError
-from crawler.sites.sitefile import (
-    _KINDS,
-    PLACEHOLDER,
+from crawler.sites.fieldfile import (
+    Field,
+    checked_css,
+    checked_fields,
+    checked_regex,
+    checked_schema,
+)
+from crawler.sites.sitefile import PLACEHOLDER, Delay, Settings, Timeout
+from crawler.sites.yamlfile import (
+    KINDS,
     Boolean,
     Checks,
-    Delay,
     Entries,
-    Field,
+    Faults,
     Node,
-    Settings,
-    Timeout,
-    _checked,
-    _checked_text,
-    _converted,
-    _Faults,
-    _fields,
-    _mapping,
-    _regex,
-    _schema,
-    _selector,
-    _text,
-    _Wrong,
+    Wrong,
+    checked,
+    checked_text,
+    converted,
+    mapping,
+    need,
+    text_check,
+    text_of,
 )
 
 MAX_STARTS, MAX_RULES, MAX_FORM_VALUES, MAX_FORM_VALUE = 10_000, 100, 200, 10_000
@@ -193,15 +194,15 @@ def addresses(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def start_urls(entries: Entries) -> dict[str, dict[str, tuple[int, Any]]]:
     """Check start_urls.yaml; return lines and values of each site, by the keys of a site's file."""
     found: dict[str, dict[str, tuple[int, Any]]] = {}
-    faults = _Faults()
+    faults = Faults()
     for name, (line, node) in entries.items():
         with faults:
             if node.kind != "mapping":
                 if not node.is_null:
                     found[name] = {"start": (line, starts(node, name))}
                 continue
-            inner = _mapping(name, node)
-            given = _checked(inner, _StartUrls, f" in {name}", _START_URLS_CHECKS)
+            inner = mapping(name, node)
+            given = checked(inner, _StartUrls, f" in {name}", _START_URLS_CHECKS)
             found[name] = given.pop("config", {})
             if "urls" in given:
                 found[name]["start"] = inner["urls"][0], given["urls"]
@@ -210,8 +211,8 @@ def start_urls(entries: Entries) -> dict[str, dict[str, tuple[int, Any]]]:
 
 
 def _start_config(node: Node) -> dict[str, tuple[int, Any]]:
-    entries = _mapping("config", node)
-    given = _checked(entries, _StartConfig, " in config")
+    entries = mapping("config", node)
+    given = checked(entries, _StartConfig, " in config", {})
     return {_CONFIG_KEYS[key]: (entries[key][0], value) for key, value in given.items()}
 
 
@@ -225,10 +226,10 @@ def starts(node: Node, key: str = "start") -> tuple[Start, ...]:
 
 def _start(key: str, node: Node) -> Start:
     if node.kind == "scalar":
-        return Start(url=_checked_text(key, node, _url))
-    checks: Checks = {"url": _text_check("url", _url), "form": partial(_form, False)}
-    given = _checked(_mapping(key, node), Start, f" in {key}", checks)
-    _need(given, "url", key, node)
+        return Start(url=checked_text(key, node, _url))
+    checks: Checks = {"url": text_check("url", _url), "form": partial(_form, False)}
+    given = checked(mapping(key, node), Start, f" in {key}", checks)
+    need(given, "url", key, node)
     return Start(**given)
 
 
@@ -247,39 +248,39 @@ def _url(text: str) -> str:
 
 
 def _sitemaps(node: Node) -> tuple[str, ...]:
-    return _each("sitemaps", node, MAX_RULES, _text_check("sitemaps", _url))
+    return _each("sitemaps", node, MAX_RULES, text_check("sitemaps", _url))
 
 
 def _login(node: Node) -> Login:
-    checks: Checks = {"url": _text_check("url", _url), "form": partial(_form, True)}
-    given = _checked(_mapping("login", node), Login, " in login", checks)
-    _need(given, "url", "login", node)
-    _need(given, "form", "login", node)
+    checks: Checks = {"url": text_check("url", _url), "form": partial(_form, True)}
+    given = checked(mapping("login", node), Login, " in login", checks)
+    need(given, "url", "login", node)
+    need(given, "form", "login", node)
     return Login(**given)
 
 
 def _form(of_login: bool, node: Node) -> Form:
     checks: Checks = {
-        "css": _text_check("css", _selector),
-        "submit": _text_check("submit", str),
+        "css": text_check("css", checked_css),
+        "submit": text_check("submit", str),
         "values": partial(_form_values, of_login),
     }
-    form = Form(**_checked(_mapping("form", node), Form, " in form", checks))
+    form = Form(**checked(mapping("form", node), Form, " in form", checks))
     if of_login and not form.values:
-        raise _Wrong("the form of login has no values", node.line)
+        raise Wrong("the form of login has no values", node.line)
     return form
 
 
 def _form_values(of_login: bool, node: Node) -> dict[str, str]:
     values: dict[str, str] = {}
-    for name, (line, value) in _mapping("values", node, MAX_FORM_VALUES).items():
+    for name, (line, value) in mapping("values", node, MAX_FORM_VALUES).items():
         values[name] = _form_value(name, line, value)
         if of_login and PLACEHOLDER.search(value.text):
             reason = "a login is the same for all rows: it has no columns"
-            raise _Wrong(f"values: {name[:60]}: {reason}", line)
+            raise Wrong(f"values: {name[:60]}: {reason}", line)
         if of_login and _PASSWORD.search(name) and not _SECRET.fullmatch(value.text):
             reason = "a password has no place in this file; write $password, a secret of the job"
-            raise _Wrong(f"values: {name[:60]}: {reason}", line)
+            raise Wrong(f"values: {name[:60]}: {reason}", line)
     return values
 
 
@@ -287,22 +288,22 @@ def _form_value(name: str, line: int, node: Node) -> str:
     """Check a value; no message shows it."""
     its = f"values: the value of {name[:60]!r}"
     if not name.strip():
-        raise _Wrong("values: a control without a name", line)
+        raise Wrong("values: a control without a name", line)
     if node.kind != "scalar":
-        raise _Wrong(f"{its} must be a single text, not {_KINDS[node.kind]}", node.line)
+        raise Wrong(f"{its} must be a single text, not {KINDS[node.kind]}", node.line)
     if node.is_null:
-        raise _Wrong(f'{its} is missing; an empty one is ""', line)
+        raise Wrong(f'{its} is missing; an empty one is ""', line)
     text = node.text
     if len(text) > MAX_FORM_VALUE:
         found = f"{len(text):,} characters, more than {MAX_FORM_VALUE:,}"
-        raise _Wrong(f"{its} has {found}", node.line)
+        raise Wrong(f"{its} has {found}", node.line)
     if _LOOKS_SECRET.match(text) and not _SECRET.fullmatch(text):
         reason = "looks like a secret's name; letters, digits and _ make one, as in $password"
-        raise _Wrong(f"{its} {reason}", node.line)
+        raise Wrong(f"{its} {reason}", node.line)
     rest = PLACEHOLDER.sub("", text)
     if "{" in rest or "}" in rest or not all(map(str.strip, PLACEHOLDER.findall(text))):
         reason = "has a brace that is open or empty; columns are written as in {parcel_id}"
-        raise _Wrong(f"{its} {reason}", node.line)
+        raise Wrong(f"{its} {reason}", node.line)
     return text
 
 
@@ -311,9 +312,9 @@ def _follow(node: Node) -> tuple[Follow, ...]:
 
 
 def _rule(node: Node) -> Follow:
-    given = _checked(_mapping("follow", node), Follow, " in follow", _RULE_CHECKS)
+    given = checked(mapping("follow", node), Follow, " in follow", _RULE_CHECKS)
     if "css" not in given and "regex" not in given:
-        raise _Wrong("an entry of follow needs css or regex", node.line)
+        raise Wrong("an entry of follow needs css or regex", node.line)
     return Follow(**given)
 
 
@@ -322,29 +323,29 @@ def _pagination(node: Node) -> tuple[Pagination, ...]:
 
 
 def _one_pagination(node: Node) -> Pagination:
-    entries = _mapping("pagination", node)
-    given = _checked(entries, Pagination, " in pagination", _PAGINATION_CHECKS)
+    entries = mapping("pagination", node)
+    given = checked(entries, Pagination, " in pagination", _PAGINATION_CHECKS)
     ways = [key for key in _WAYS if key in given]
     if len(ways) != 1:
         here = " and ".join(ways) or "none"
-        raise _Wrong(f"pagination needs one of {', '.join(_WAYS)}; here is {here}", node.line)
+        raise Wrong(f"pagination needs one of {', '.join(_WAYS)}; here is {here}", node.line)
     numbers = [key for key in _NUMBERS if key in given]
     if numbers and ways[0] not in _NUMBERED:
         reason = f"{numbers[0]} goes with parameter or path, not with {ways[0]}"
-        raise _Wrong(f"pagination: {reason}", entries[numbers[0]][0])
+        raise Wrong(f"pagination: {reason}", entries[numbers[0]][0])
     found = Pagination(**given)
     if found.first > found.max:
-        raise _Wrong("pagination: first is more than max", node.line)
+        raise Wrong("pagination: first is more than max", node.line)
     return found
 
 
 def _cursor(node: Node) -> Cursor:
-    given = _checked(_mapping("cursor", node), Cursor, " in cursor", _PAGINATION_CHECKS)
-    _need(given, "parameter", "cursor", node)
+    given = checked(mapping("cursor", node), Cursor, " in cursor", _PAGINATION_CHECKS)
+    need(given, "parameter", "cursor", node)
     if ("json" in given) == ("css" in given):
-        raise _Wrong("cursor needs either json or css", node.line)
+        raise Wrong("cursor needs either json or css", node.line)
     if "attr" in given and "css" not in given:
-        raise _Wrong("cursor: attr goes with css", node.line)
+        raise Wrong("cursor: attr goes with css", node.line)
     return Cursor(**given)
 
 
@@ -372,25 +373,25 @@ def _pages(node: Node) -> tuple[PageKind, ...]:
 
 
 def _page_kind(node: Node) -> PageKind:
-    entries = _mapping("pages", node)
-    given = _checked(entries, PageKind, " in pages", _RULE_CHECKS)
-    _need(given, "regex", "an entry of pages", node)
+    entries = mapping("pages", node)
+    given = checked(entries, PageKind, " in pages", _RULE_CHECKS)
+    need(given, "regex", "an entry of pages", node)
     for name in given.get("required", ()):
         if name not in given.get("fields", {}):
             reason = f"there is no field {name[:60]!r} in this entry of pages"
-            raise _Wrong(f"required: {reason}", entries["required"][0])
+            raise Wrong(f"required: {reason}", entries["required"][0])
     return PageKind(**given)
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    return _each("required", node, MAX_RULES, partial(_text, "required"))
+    return _each("required", node, MAX_RULES, partial(text_of, "required"))
 
 
 def _roles(node: Node) -> tuple[Linking, ...]:
-    check = _text_check("on", lambda text: _converted(text, Linking))
+    check = text_check("on", lambda text: converted(text, Linking))
     roles: tuple[Linking, ...] = _each("on", node, MAX_RULES, check)
     if not roles:
-        raise _Wrong(f"on is empty; it names some of {', '.join(get_args(Linking))}", node.line)
+        raise Wrong(f"on is empty; it names some of {', '.join(get_args(Linking))}", node.line)
     return tuple(dict.fromkeys(roles))
 
 
@@ -402,8 +403,8 @@ def _each(key: str, node: Node, limit: int, check: Callable[[Node], T]) -> tuple
     if node.kind != "sequence":
         return (check(node),)
     if len(node.items) > limit:
-        raise _Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
-    faults, values = _Faults(), []
+        raise Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
+    faults, values = Faults(), []
     for item in node.items:
         with faults:
             values.append(check(item))
@@ -411,33 +412,24 @@ def _each(key: str, node: Node, limit: int, check: Callable[[Node], T]) -> tuple
     return tuple(values)
 
 
-def _need(given: dict[str, Any], key: str, inside: str, node: Node) -> None:
-    if key not in given:
-        raise _Wrong(f"{inside} has no {key}", node.line)
-
-
-def _text_check(key: str, check: Callable[[str], T]) -> Callable[[Node], T]:
-    return lambda node: _checked_text(key, node, check)
-
-
 _RULE_CHECKS: Checks = {
-    "css": _text_check("css", _selector),
-    "regex": _text_check("regex", _regex),
+    "css": text_check("css", checked_css),
+    "regex": text_check("regex", checked_regex),
     "on": _roles,
-    "fields": _fields,
+    "fields": checked_fields,
     "required": _names,
-    "validate": _schema,
+    "validate": checked_schema,
 }
 _PAGINATION_CHECKS: Checks = {
-    "next": _text_check("next", _selector),
-    "parameter": _text_check("parameter", _parameter),
-    "path": _text_check("path", _path),
+    "next": text_check("next", checked_css),
+    "parameter": text_check("parameter", _parameter),
+    "path": text_check("path", _path),
     "cursor": _cursor,
-    "postback": _text_check("postback", _selector),
-    "stop": _text_check("stop", _selector),
-    "regex": _text_check("regex", _regex),
-    "css": _text_check("css", _selector),
-    "json": _text_check("json", _json_path),
+    "postback": text_check("postback", checked_css),
+    "stop": text_check("stop", checked_css),
+    "regex": text_check("regex", checked_regex),
+    "css": text_check("css", checked_css),
+    "json": text_check("json", _json_path),
     "on": _roles,
 }
 _START_URLS_CHECKS: Checks = {"urls": partial(starts, key="urls"), "config": _start_config}

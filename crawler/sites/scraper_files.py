@@ -9,7 +9,7 @@ from pathlib import Path
 from crawler.errors import InputError
 from crawler.sites.crawlfile import CrawlSettings
 from crawler.sites.scrapers import GROUP, METHODS, Source, python_files
-from crawler.sites.sitefile import MAX_DEPTH, MAX_SIZE, Entries, Node
+from crawler.sites.yamlfile import MAX_DEPTH, MAX_SIZE, Entries, Node
 
 
 def read(path: Path) -> Source:

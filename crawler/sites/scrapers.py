@@ -25,7 +25,9 @@ from crawler.errors import CrawlerError, FetchError, InputError
 from crawler.logs import printable
 from crawler.models import Page, Role
 from crawler.sites.crawlfile import CHECKS, CrawlSettings
-from crawler.sites.sitefile import MISSING, Entries, checked_entries
+from crawler.sites.fieldfile import MISSING
+from crawler.sites.sitefile import checked_entries
+from crawler.sites.yamlfile import Entries
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -15,7 +15,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, jsonpath, measures, structured, values, xpath
-from crawler.sites.sitefile import MISSING, Convert, Field
+from crawler.sites.fieldfile import MISSING, Convert, Field
 from crawler.sites.text import MAX_STRING, MAX_TEXT, joined
 
 MAX_LOOKS = 2_000_000  # elements looked at for all fields of a page, some 1 µs each

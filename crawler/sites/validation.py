@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from crawler.sites.fieldfile import MISSING
 from crawler.sites.selectors import pattern
-from crawler.sites.sitefile import MISSING
 
 MAX_RULES = 10_000  # schemas in a schema, each counted wherever a reference repeats it
 MAX_REFERENCES = 20  # references that lead from one to the next

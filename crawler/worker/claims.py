@@ -19,7 +19,7 @@ import msgspec
 
 from crawler import times
 from crawler.config import failpoint
-from crawler.db.tasks import Due, Place, Suspect
+from crawler.db.dispatch import Due, Place, Suspect
 from crawler.errors import FetchError, NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
@@ -241,13 +241,13 @@ class Claims:
         self.suspect = self._due_suspect(queues)
         if self.suspect and (idle or now - self.suspect.leased_at > SUSPECT_WAIT_S):
             return [], True
-        if not self._lpm.tasks.has_due(queues):
+        if not self._lpm.dispatch.has_due(queues):
             return [], self.suspect is not None
         wanted, more = self._wanted(queues, room)
         reserved = self._reserve_all(wanted, room)
         try:
             places = self._places(wanted, reserved, room, queues)
-            tasks, left = self._lpm.tasks.claim(self._owner_id, places, room, now)
+            tasks, left = self._lpm.dispatch.claim(self._owner_id, places, room, now)
             claimed = self._with_reservations(tasks, wanted, reserved)
         finally:
             self._return_unused(reserved)
@@ -267,11 +267,11 @@ class Claims:
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due."""
-        return self._lpm.tasks.has_due(queues)
+        return self._lpm.dispatch.has_due(queues)
 
     def unpublish(self, message_id: str) -> None:
         """Let the maintainer publish again what is left of a message."""
-        self._lpm.tasks.unpublish([message_id])
+        self._lpm.dispatch.unpublish([message_id])
 
     def state_of(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
@@ -281,7 +281,8 @@ class Claims:
         """The last page of a URL; None if it cannot be read any more."""
         with contextlib.suppress(StoreError, FetchError):
             if stored := self._lpm.pages.of_result(known.task):
-                return rebuild_page(*stored, known.final_url, known.final_url)
+                page = rebuild_page(*stored, known.final_url, known.final_url)
+                return msgspec.structs.replace(page, fetched_at=known.scraped_at)
         return None
 
     def renew(self) -> None:
@@ -289,12 +290,12 @@ class Claims:
         would."""
         self.permits.renew()
         with contextlib.suppress(StoreError):  # next time, then
-            given = self._lpm.tasks.give_back(self._owner_id, self._leases, time.time())
+            given = self._lpm.dispatch.give_back(self._owner_id, self._leases, time.time())
             if given:
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
 
     def _lease(self, task: int) -> Task | None:
-        claimed = self._lpm.tasks.claim_one(self._owner_id, task, time.time())
+        claimed = self._lpm.dispatch.claim_one(self._owner_id, task, time.time())
         if claimed:
             self._leases.add((claimed.id, claimed.fence))
         return claimed
@@ -302,7 +303,7 @@ class Claims:
     def _due_suspect(self, queues: Sequence[str]) -> Suspect | None:
         if time.monotonic() < self._no_suspect_before:
             return None
-        return self._lpm.tasks.suspect(queues)
+        return self._lpm.dispatch.suspect(queues)
 
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[Wanted], bool]:
         """Domains with due tasks that may be asked now, the most urgent first; says too whether
@@ -311,7 +312,7 @@ class Claims:
         wanted: list[Wanted] = []
         asked: set[str] = set()
         more = False
-        due_by_queue = (self._lpm.tasks.due(name, self._last_domain) for name in queues)
+        due_by_queue = (self._lpm.dispatch.due(name, self._last_domain) for name in queues)
         for due in chain.from_iterable(due_by_queue):
             if len(wanted) >= room:
                 return wanted, True
@@ -329,7 +330,7 @@ class Claims:
             PermitRequest(
                 domain=due.domain,
                 rule=rule,
-                wish=self._lpm.tasks.due_count(due, room),
+                wish=self._lpm.dispatch.due_count(due, room),
                 job=self._limit_of(due.job_id),
             )
             for due, rule in wanted

@@ -120,7 +120,7 @@ def test_late_results_of_a_taken_back_task_are_forgotten(tmp_path: Path, site: S
         wait_for(lambda: mine().in_flight, 30, "the page to begin")
 
         # When it is taken back and collected by another, and its own answer comes late
-        assert lpm.tasks.take_back(mine(), 1000.0) == ["127.0.0.1"]
+        assert lpm.dispatch.take_back(mine(), 1000.0) == ["127.0.0.1"]
         [task] = lpm.get_next_pending("another")
         assert task.attempts == 1
         assert lpm.save_result(done(task)) == [True]
@@ -228,7 +228,7 @@ def test_a_lease_that_its_owner_does_not_know_of_is_given_back(
     [note] = owners.living(lpm.owners)
     page = site.page(1)
     lpm.persist_tasks([new(page)], loopback=True)
-    assert lpm.tasks.claim_one(note.id, 1, lpm.now()) is not None
+    assert lpm.dispatch.claim_one(note.id, 1, lpm.now()) is not None
 
     # When it compares its leases with what it knows, then the task is collected
     folder.wait_until_done(1, 120)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crawler.db.dispatch import ALONE_DEATHS
 from crawler.db.owners import OwnerState
 from crawler.db.store import SUSPECT_DEATHS
-from crawler.db.tasks import ALONE_DEATHS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus
 from tests.support.site import Site
@@ -27,7 +27,7 @@ def note(in_flight: set[int], parsing: int = 0, evidence: str = "") -> OwnerStat
 def claim(lpm: LocalPersistenceManager, *ids: int) -> None:
     """Lease tasks for the owner, due or suspected."""
     for id_ in ids:
-        assert lpm.tasks.claim_one("owner", id_, lpm.now()) is not None
+        assert lpm.dispatch.claim_one("owner", id_, lpm.now()) is not None
 
 
 def states(lpm: LocalPersistenceManager) -> dict[int, tuple[str, int, int]]:
@@ -50,7 +50,7 @@ def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
     only suspected."""
     for _ in range(30):
         claim(lpm, 1, 2)
-        lpm.tasks.free(note({1, 2}), lpm.now())
+        lpm.dispatch.free(note({1, 2}), lpm.now())
 
     assert states(lpm) == {
         1: ("pending", 0, SUSPECT_DEATHS),
@@ -59,7 +59,7 @@ def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
     }
     # An ordinary claim does not get them, and each is offered by itself.
     assert [task.id for task in lpm.get_next_pending("owner", 10)] == [3]
-    suspect = lpm.tasks.suspect(["default"])
+    suspect = lpm.dispatch.suspect(["default"])
     assert suspect is not None
     assert suspect.id == 1
 
@@ -68,7 +68,7 @@ def test_a_marked_page_clears_its_neighbours(lpm: LocalPersistenceManager) -> No
     """Where the mark names a page, that one gets the strike, and nobody else is even suspected."""
     for _ in range(2):
         claim(lpm, 1, 2)
-        lpm.tasks.free(note({1, 2}, parsing=1), lpm.now())
+        lpm.dispatch.free(note({1, 2}, parsing=1), lpm.now())
 
     assert states(lpm) == {1: ("failed", 2, 0), 2: ("pending", 0, 0), 3: ("pending", 0, 0)}
 
@@ -81,11 +81,11 @@ def test_a_suspect_that_is_alone_at_further_deaths_is_set_aside(
     been a kill."""
     for _ in range(SUSPECT_DEATHS):
         claim(lpm, 1, 2)
-        lpm.tasks.free(note({1, 2}), lpm.now())
+        lpm.dispatch.free(note({1, 2}), lpm.now())
     for number in range(deaths):
         assert states(lpm)[1][0] == "pending", number
         claim(lpm, 1)
-        lpm.tasks.free(note({1}, evidence=evidence), lpm.now())
+        lpm.dispatch.free(note({1}, evidence=evidence), lpm.now())
 
     assert states(lpm)[1][0] == "failed"
     assert states(lpm)[2] == ("pending", 0, SUSPECT_DEATHS)
@@ -100,8 +100,8 @@ def test_a_suspect_that_ends_is_cleared(lpm: LocalPersistenceManager) -> None:
     """An attempt that comes to an end, good or not, was not what killed the workers."""
     for _ in range(SUSPECT_DEATHS):
         claim(lpm, 1)
-        lpm.tasks.free(note({1, 2}), lpm.now())
-    task = lpm.tasks.claim_one("owner", 1, lpm.now())
+        lpm.dispatch.free(note({1, 2}), lpm.now())
+    task = lpm.dispatch.claim_one("owner", 1, lpm.now())
     assert task is not None
 
     lpm.save_result(

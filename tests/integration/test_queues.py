@@ -87,8 +87,8 @@ def test_chunks_hold_every_task_once_and_suit_the_slots(folder: Folder) -> None:
 
     # When the window is filled for four slots
     lpm = folder.lpm()
-    chunks = lpm.tasks.fill(2000, 4, time.time())
-    again = lpm.tasks.fill(2000, 4, time.time())
+    chunks = lpm.dispatch.fill(2000, 4, time.time())
+    again = lpm.dispatch.fill(2000, 4, time.time())
     lpm.close()
 
     # Then each task is in one message, and no message has more than a batch
@@ -109,7 +109,7 @@ def test_the_window_is_bounded_and_fair(folder: Folder) -> None:
 
     # When a window of 100 is filled
     lpm = folder.lpm()
-    chunks = lpm.tasks.fill(100, 2, time.time())
+    chunks = lpm.dispatch.fill(100, 2, time.time())
     ids = [task_id for chunk in chunks for task_id in chunk.task_ids]
     rows = lpm.store.db.all("SELECT domain FROM tasks WHERE message_id IS NOT NULL")
     lpm.close()

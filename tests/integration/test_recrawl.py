@@ -89,18 +89,22 @@ def test_a_page_that_has_not_changed_keeps_its_links(
     assert (verdicts["/future"], verdicts["/behind-etag"]) == ("ok", "ok")
     assert (more["/etag"], more["/dated"]) == (1, int(raw == "none"))
 
+    third = crawl(folder, site, raw)
+    assert third["ends"] == first["ends"]
+    assert asked(site)["/dated"] == before["/dated"] + 2 * (raw == "none")
+    dated = [result for result in folder.results() if result["url"].endswith("/dated")]
+    if raw == "all":
+        assert len({result["scraped_at"] for result in dated}) == 1  # when it was really fetched
 
-def test_a_crawl_goes_on_where_it_was(folder: Folder, site: Running) -> None:
-    """The same command continues an open crawl, with a new limit if one is given."""
-    first = folder.crawler(
-        "crawl", f"{site.url(HOST)}/", "--limit", "3", "--json", "--workers", "1"
-    )
-    receipt = json.loads(first.stdout)
-    assert receipt["books"]["accepted"] == 3
+
+def test_a_limit_is_kept_and_named(folder: Folder, site: Running) -> None:
+    """So many pages are tasks, beside the sitemaps; the summary says what was left out, and why."""
+    limited = ("crawl", f"{site.url(HOST)}/", "--limit", "3", "--workers", "1")
+    receipt = json.loads(folder.crawler(*limited, "--json").stdout)
+
+    assert receipt["books"]["accepted"] - sum(receipt["crawl"]["roles"]["sitemap"].values()) == 3
     assert [each["guard"] for each in receipt["crawl"]["left_out"]] == ["limit"]
-
-    text = folder.crawler("crawl", f"{site.url(HOST)}/", "--limit", "3", "--workers", "1").stdout
-    assert "guard limit:" in text
+    assert "guard limit:" in folder.crawler(*limited).stdout
 
 
 @pytest.mark.parametrize(

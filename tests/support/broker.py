@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from crawler.celery_app import Queued
-from crawler.db.tasks import Chunk
+from crawler.db.dispatch import Chunk
 from crawler.models import Job, TaskCounts
 
 

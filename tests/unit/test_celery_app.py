@@ -17,7 +17,7 @@ import crawler
 from crawler import errors
 from crawler.celery_app import RedisBroker, app, backend_address
 from crawler.config import Settings
-from crawler.db.tasks import Chunk
+from crawler.db.dispatch import Chunk
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.redis_client import connect
@@ -126,14 +126,14 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(
 
     # Then the messages of the other half are left, and what is not ours
     left = {each.id for each in broker.queued()}
-    assert left == lpm.tasks.published() | {"foreign", "single", ""}
+    assert left == lpm.dispatch.published() | {"foreign", "single", ""}
     assert 3 < len(left) < count
 
     # And at the end, too, nothing is taken for lost
     for task in lpm.get_next_pending("owner", 30):
         lpm.save_result(done(task))
     maintainer.tick()
-    assert lpm.tasks.published() == set()
+    assert lpm.dispatch.published() == set()
     lpm.close()
     broker.close()
     client.close()
@@ -190,6 +190,7 @@ def test_errors_can_be_rebuilt_on_the_other_side(kind: type[errors.CrawlerError]
         errors.InputError: ("f.csv", "reason", 3),
         errors.FetchError: ("timeout", "too slow", 2.5),
         errors.NotNow: ("a.example", "rate", 2.5),
+        errors.SigningIn: ("a.example", "sign in", 2.5),
         errors.GatewayError: ("busy", 2.5),
         errors.GatewayRefused: (422, "not this one"),
     }

@@ -83,7 +83,7 @@ def test_a_dead_claim_brings_no_links(tmp_path: Path) -> None:
     """A late twin of a page is dropped with all that it found."""
     crawl = Crawl(tmp_path)
     [start] = crawl.claim()
-    crawl.lpm.tasks.give_back("owner", [], NOW)
+    crawl.lpm.dispatch.give_back("owner", [], NOW)
     [again] = crawl.claim()
 
     assert crawl.end(start, link("/late")) == [False]
@@ -125,6 +125,22 @@ def test_limits(
     assert (guarded.guard, guarded.links) == (guard, left)
     assert guarded.example == links[5 - left].address.url
     assert len(crawl.rows("id")) == 6 - left
+
+
+def test_sitemaps_do_not_count_as_pages(tmp_path: Path) -> None:
+    """A limit of pages is one of pages: what names them is bounded by itself."""
+    crawl = Crawl(tmp_path, limit=3)
+    robots = Start(link("/robots.txt", role=Role.SITEMAP, depth=0))
+    crawl.lpm.crawls.add_starts(crawl.job, [robots], NOW)
+    start, names = crawl.claim(2)
+    crawl.end(names, link("/s.xml", role=Role.SITEMAP), page=None, status=TaskStatus.SKIPPED)
+
+    crawl.end(start, *(link(f"/{n}") for n in range(5)), link("/t.xml", role=Role.SITEMAP))
+
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    assert (report.pages, report.left_out) == (3, [LeftOut("limit", 3, "http://a.example/2")])
+    assert report.roles["sitemap"] == {"skipped": 1, "pending": 2}
 
 
 def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from crawler.sites.crawlfile import (
     Start,
     secret_name,
 )
-from crawler.sites.sitefile import Field
+from crawler.sites.fieldfile import Field
 
 ROOT = Path(__file__).parents[2]
 HOST = "hosts: a.example\n"

@@ -11,8 +11,13 @@ from pathlib import Path
 import click
 import pytest
 
+from crawler import models
+from crawler.cli import output
 from crawler.cli.commands import stack
 from crawler.cli.main import cli
+from crawler.db import links as crawl_tables
+from crawler.scraping import follow, scope
+from crawler.sites import links, sitemaps
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -122,3 +127,24 @@ def test_the_scenarios_are_walked_through_literally() -> None:
         "config",
     ):
         assert (ROOT / "crawler" / f"{module}.py").is_file()
+
+
+def test_every_guard_is_explained() -> None:
+    """docs/CRAWLS.md has a row for each guard that a summary can name, with its limit."""
+    page = (ROOT / "docs" / "CRAWLS.md").read_text()
+    section = page.partition("\n## Guards\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+
+    assert set(rows) == set(output.GUARDS)
+    for guard, limit in (
+        ("limit", models.MAX_CRAWL_PAGES),
+        ("links_per_page", links.MAX_LINKS),
+        ("url_length", scope.MAX_URL_LENGTH),
+        ("repeated_path", scope.MAX_SAME_SEGMENTS),
+        ("calendar", scope.YEARS_BACK),
+        ("calendar", scope.YEARS_AHEAD),
+        ("sitemaps", crawl_tables.MAX_SITEMAPS),
+        ("sitemap_levels", follow.MAX_SITEMAP_LEVELS),
+        ("sitemap_size", sitemaps.MAX_URLS),
+    ):
+        assert re.search(rf"\b{limit:,}\b", rows[guard]), (guard, limit)

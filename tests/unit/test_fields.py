@@ -19,9 +19,9 @@ from crawler.errors import FetchError, InputError
 from crawler.fetch.budget import Budget
 from crawler.scraping import ParsedPage, examine
 from crawler.sites import Site, jsonpath, load, measures, selectors, sitefile, validation, values
+from crawler.sites.fieldfile import Field
 from crawler.sites.parser import parse
 from crawler.sites.selectors import extract
-from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
 ROOT = Path(__file__).parents[2]

@@ -315,7 +315,7 @@ def crawled(
     claimed = [task for task in lpm.get_next_pending("owner", size) if task.job_id == job.id]
     for task in claimed[:done_]:
         lpm.save_result(done(task, page=replace(page(task.url), fetch_s=fetch_s)))
-    lpm.tasks.give_back("owner", [], NOW)
+    lpm.dispatch.give_back("owner", [], NOW)
     return job
 
 

@@ -22,7 +22,7 @@ from crawler.logs import printable
 from crawler.resilience import retry_after
 from crawler.results import formats
 from crawler.sites import pairs, parser, selectors, structured, text, values
-from crawler.sites.sitefile import Field
+from crawler.sites.fieldfile import Field
 from tests.support.tasks import page
 
 URL = "https://county.example/records/1?a=b"

@@ -7,7 +7,7 @@ from functools import cache, partial
 
 import pytest
 
-from crawler.sites.sitefile import Field
+from crawler.sites.fieldfile import Field
 
 MOST_MB = 64
 """What the architecture promises for all that is made of one page: text, tree, verdict, fields,
@@ -19,7 +19,7 @@ import sys
 from crawler.errors import FetchError
 from crawler.scraping import examine
 from crawler.sites import Site
-from crawler.sites.sitefile import Field
+from crawler.sites.fieldfile import Field
 from tests.support.tasks import page
 from tests.unit.test_memory import FIELDS, MANY_FIELDS, PAGES, REPEATED
 

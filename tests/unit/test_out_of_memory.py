@@ -13,7 +13,7 @@ from crawler.errors import FetchError, shortage_of
 from crawler.scraping import examine
 from crawler.sites import css, selectors
 from crawler.sites import Site
-from crawler.sites.sitefile import Field
+from crawler.sites.fieldfile import Field
 from tests.support.tasks import page
 from tests.unit.test_out_of_memory import FIELDS, PAGES
 

@@ -8,8 +8,8 @@ import pytest
 from crawler.errors import FetchError
 from crawler.judge.rules import judge
 from crawler.sites import parser, selectors, structured
+from crawler.sites.fieldfile import Field
 from crawler.sites.parser import MAX_RUN, parse
-from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
 

@@ -12,9 +12,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
 from crawler.sites import css, selectors, values
+from crawler.sites.fieldfile import Field
 from crawler.sites.parser import parse
 from crawler.sites.selectors import MAX_LOOKS, extract, pattern
-from crawler.sites.sitefile import Field
 from crawler.sites.text import MAX_STRING, MAX_TEXT
 
 URL = "https://county.example/parcels/7"

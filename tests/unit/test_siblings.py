@@ -105,8 +105,8 @@ def test_a_sibling_that_another_worker_holds_is_left_alone(lpm: LocalPersistence
     """Its lease decides: what it brings is its own result, and nothing is stored twice."""
     rows(lpm, "ab")
     [first, second] = [row[0] for row in lpm.store.db.all("SELECT id FROM tasks ORDER BY id")]
-    mine = lpm.tasks.claim_one("me", first, lpm.now())
-    other = lpm.tasks.claim_one("other", second, lpm.now())
+    mine = lpm.dispatch.claim_one("me", first, lpm.now())
+    other = lpm.dispatch.claim_one("other", second, lpm.now())
     assert mine
     assert other
 
@@ -120,7 +120,7 @@ def test_a_claim_that_was_given_up_completes_nobody(lpm: LocalPersistenceManager
     """A late twin's page is dropped for its siblings, too."""
     rows(lpm, "abc")
     [late] = lpm.get_next_pending("dead", 10)
-    lpm.tasks.free(DEAD, lpm.now())
+    lpm.dispatch.free(DEAD, lpm.now())
     [now] = lpm.get_next_pending("alive", 10)
 
     assert lpm.save_result(done(late)) == [False]
@@ -200,7 +200,7 @@ def test_siblings_of_a_page_whose_worker_died_are_not_forgotten(
     themselves."""
     rows(lpm, "abc")
     [task] = lpm.get_next_pending("dead", 10)
-    lpm.tasks.free(DEAD, clock.now)
+    lpm.dispatch.free(DEAD, clock.now)
     [again] = lpm.get_next_pending("dead", 10)
     assert again.id == task.id
     lpm.store.db.execute(

@@ -16,8 +16,8 @@ import pytest
 from crawler.bulk import rows
 from crawler.errors import InputError
 from crawler.models import RateRule
-from crawler.sites import _CACHED_HOSTS, BUILT_IN, DEFAULTS, Site, Sites, load, sitefile
-from crawler.sites.sitefile import Field
+from crawler.sites import _CACHED_HOSTS, BUILT_IN, DEFAULTS, Site, Sites, fieldfile, load, yamlfile
+from crawler.sites.fieldfile import Field
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-t0ken"
@@ -614,7 +614,7 @@ def test_an_encoding_may_have_any_label_that_browsers_know(
     [
         (b"hosts: a.example\n# \xff", 2, "the file is not UTF-8"),
         (b"hosts: a.example\nrate: \x01", 2, "the character 0x1 is not allowed"),
-        (b"hosts: a.example\n" + b"#" * sitefile.MAX_SIZE, None, "bytes, more than 1,000,000"),
+        (b"hosts: a.example\n" + b"#" * yamlfile.MAX_SIZE, None, "bytes, more than 1,000,000"),
         (b"a: " + b"[" * 200_000, 1, "nested more than 10 deep"),
         (b"{a: " * 100_000, 1, "nested more than 10 deep"),
         (b"- " * 100_000, 1, "nested more than 10 deep"),
@@ -875,7 +875,7 @@ def test_the_table_of_the_docs_names_every_key() -> None:
 
     assert set(tables["Every key"]) == set(BUILT_IN)
     assert set(tables["Fields"]) == {field.name for field in msgspec.structs.fields(Field)}
-    assert set(tables["Types"]) == set(get_args(sitefile.Type))
+    assert set(tables["Types"]) == set(get_args(fieldfile.Type))
     for key, value in BUILT_IN.items():
         if isinstance(value, bool):
             assert tables["Every key"][key].strip() == f"`{str(value).lower()}`", key

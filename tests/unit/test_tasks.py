@@ -324,7 +324,7 @@ def test_a_new_job_gets_what_a_paused_one_holds(lpm: LocalPersistenceManager) ->
     call = lpm.tasks.add_call(new("http://a.example/b", external_id="call"), loopback=False)
 
     assert claimed(lpm) == ["a"]
-    assert lpm.tasks.claim_one("owner", call, lpm.now()) is not None
+    assert lpm.dispatch.claim_one("owner", call, lpm.now()) is not None
 
 
 def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: Clock) -> None:

@@ -13,8 +13,8 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
 from crawler.scraping import examine
 from crawler.sites import Site
+from crawler.sites.fieldfile import Field
 from crawler.sites.parser import parse
-from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit import test_memory
 from tests.unit.test_linear import FIELDS, SHAPES

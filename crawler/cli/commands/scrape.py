@@ -28,6 +28,7 @@ from crawler.results import whole_file
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.judge import Verdict
+    from crawler.resilience.permit import Permit
     from crawler.scraping import Difference
 
 SCRAPE_LIMIT_S = 240.0
@@ -124,27 +125,14 @@ def _in_this_process(
     from crawler import logs
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
-    from crawler.resilience.permit import Permit
     from crawler.scraping import FetchOptions
-    from crawler.stack import read_stack, redis_address
     from crawler.worker import Worker, tune_garbage_collection
-
-    def shared_permit(holder: str) -> Permit:
-        from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-
-        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
-        return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
 
     logs.setup("warning")
     lpm.bury()
     tune_garbage_collection()
-    has_redis = settings.redis_url or read_stack(settings.data_dir).up
-    worker = Worker(
-        settings,
-        "cli",
-        permit=shared_permit if has_redis else None,
-        given=FetchOptions(how, LiveSession(session)),
-    )
+    given = FetchOptions(how, LiveSession(session))
+    worker = Worker(settings, "cli", permit=shared_permit(settings), given=given)
     with terminated_by_signal():
         try:
             task = add()
@@ -152,6 +140,22 @@ def _in_this_process(
         finally:
             worker.stop()
     return task
+
+
+def shared_permit(settings: Settings) -> "Callable[[str], Permit] | None":
+    """Return what makes the permit that is shared with other processes; None without Redis."""
+    from crawler.stack import read_stack, redis_address
+
+    if not settings.redis_url and not read_stack(settings.data_dir).up:
+        return None
+
+    def connect(holder: str) -> "Permit":
+        from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+
+        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
+        return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
+
+    return connect
 
 
 def _through_queue(lpm: LocalPersistenceManager, url: str, call_id: str, task: int) -> bool:

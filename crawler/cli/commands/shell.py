@@ -1,5 +1,6 @@
 """`shell`: a prompt with a page, to try selectors and scrapers on it."""
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,6 @@ from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
     from crawler.models import Page
-    from crawler.resilience.permit import Permit
     from crawler.scraping.single import SinglePages
     from crawler.sites import Sites
     from crawler.sites.page_view import PageView
@@ -56,26 +56,27 @@ def shell(url: str, stored: bool, fresh: bool, code: str | None) -> int:
     """
     if stored and fresh:
         raise click.UsageError("either --stored or --fetch, not both")
-    prompt = Prompt(config.load(), stored_only=stored)
-    try:
-        prompt.open(url, fresh=fresh)
-    except FetchError as error:
-        raise click.ClickException(f"{error.message} ({error.reason})") from None
-    if code is None and not sys.stdin.isatty():
-        code = sys.stdin.read()
-    if code is None:
-        prompt.interact()
-        return 0
-    return int(not prompt.run(code))
+    with tempfile.TemporaryDirectory(prefix="crawler-shell-") as scratch:
+        prompt = Prompt(config.load(), Path(scratch), stored_only=stored)
+        try:
+            prompt.open(url, fresh=fresh)
+        except FetchError as error:
+            raise click.ClickException(f"{error.message} ({error.reason})") from None
+        if code is None and not sys.stdin.isatty():
+            code = sys.stdin.read()
+        if code is None:
+            prompt.interact()
+            return 0
+        return int(not prompt.run(code))
 
 
 class Prompt:
     """The names of a prompt, which change with the page."""
 
-    def __init__(self, settings: Settings, stored_only: bool) -> None:
+    def __init__(self, settings: Settings, scratch: Path, stored_only: bool) -> None:
         from crawler import sites
 
-        self._settings, self._stored_only = settings, stored_only
+        self._settings, self._scratch, self._stored_only = settings, scratch, stored_only
         self._sites: Sites = sites.load(settings.config_dir, settings.rate)
         self._single: SinglePages | None = None
         self.names = _Names(fetch=self.fetch, __name__="__main__")
@@ -115,17 +116,16 @@ class Prompt:
                 return None
 
     def _fetched(self, url: str) -> "Page":
+        from crawler.cli.commands.scrape import shared_permit
         from crawler.scraping.single import SinglePages
-        from crawler.stack import read_stack
 
         settings = self._settings
         if self._single is None:
             robots = settings.data_dir / "run" / "robots"
             if not LocalPersistenceManager.exists(settings.data_dir):
-                robots = Path(tempfile.mkdtemp())  # looking at a page makes no store
-            permit = None
-            if settings.redis_url or read_stack(settings.data_dir).up:
-                permit = _shared_permit(settings)
+                robots = self._scratch  # looking at a page makes no store
+            connect = shared_permit(settings)
+            permit = connect(f"shell-{os.getpid()}") if connect else None
             self._single = SinglePages(settings, self._sites, robots, permit)
         return self._single.fetch(url)
 
@@ -179,17 +179,6 @@ class _Names(dict[str, Any]):
         else:
             self[name] = getattr(page, name)
         return self[name]
-
-
-def _shared_permit(settings: Settings) -> "Permit":
-    import os
-
-    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-    from crawler.stack import redis_address
-
-    number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
-    holder = f"shell-{os.getpid()}"
-    return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
 
 
 def _plain_prompt(names: _Names) -> None:

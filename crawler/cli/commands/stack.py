@@ -19,7 +19,7 @@ import msgspec
 from crawler import config
 from crawler.cli.options import data_dir_option, json_option, workers_option
 from crawler.cli.output import print_json, say
-from crawler.config import program
+from crawler.config import Settings, program
 from crawler.errors import StackIsUp
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from crawler.sites import Sites
 
 STOP_LIMIT_S = 15.0
+DEMO_LISTINGS = 60
+"""Listings of the site that `demo` crawls."""
 
 PEERS = "Scrapy 2.19.0, scrapy-redis 0.9.1, Crawlee 1.11.0, Celery 5.7.0"
 PEER_LOSSES = (
@@ -218,29 +220,40 @@ def _configured_sites() -> "Sites":
 @workers_option
 @data_dir_option
 def demo(workers: int | None) -> int:
-    """Crawl a small site on this machine through the whole stack: Redis, workers and store.
+    """Crawl two small sites on this machine through the whole stack: Redis, workers and store.
 
-    Some of its pages are slow, some fail once, and a few are broken. The store is the folder
-    `demo` in the data folder; each run replaces it.
+    The first is collected from a list of its pages: some are slow, some fail once, and a few are
+    broken. The second is crawled from its first page, by links and sitemaps. The store is the
+    folder `demo` in the data folder; each run replaces it.
 
     \b
     Example:
       python -m crawler demo
     """
+    settings = config.load()
+    folder = settings.data_dir.absolute() / "demo"
+    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
+    os.environ["CRAWLER_DATA_DIR"] = os.path.relpath(folder)  # for the commands that are suggested
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    is_as_built = [demonstrate(settings, workers) for demonstrate in (_demo_list, _demo_crawl)]
+    _print_more(settings.data_dir)
+    if not all(is_as_built):
+        return 1
+    print("This is the outcome the sites were built to have.")
+    return 0
+
+
+def _demo_list(settings: Settings, workers: int | None) -> bool:
+    """Collect a list of pages; whether the outcome is the expected one."""
     import csv
 
     from crawler import demo_site
     from crawler.bulk import import_file
     from crawler.cli.commands.bulk import crawl, report
 
-    settings = config.load()
-    folder = settings.data_dir.absolute() / "demo"
-    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
-    os.environ["CRAWLER_DATA_DIR"] = os.path.relpath(folder)  # for the commands that are suggested
     with demo_site.running_site() as base:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
-        file = folder / "parcels.csv"
+        file = settings.data_dir / "parcels.csv"
         rows = demo_site.urls(base)
         with file.open("w", newline="") as out:
             writer = csv.DictWriter(out, rows[0])
@@ -252,10 +265,38 @@ def demo(workers: int | None) -> int:
     report(settings, job, as_json=False)
     _print_examples(settings.data_dir)
     if {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED:
-        print("This is the outcome the site was built to have.")
-        return 0
+        return True
     print(f"Expected: {demo_site.EXPECTED}.")
-    return 1
+    return False
+
+
+def _demo_crawl(settings: Settings, workers: int | None) -> bool:
+    """Crawl a whole site; whether each of its listings was collected, and once."""
+    from crawler import crawls, urls
+    from crawler.cli.commands.bulk import crawl, report
+    from crawler.examples.imoti import Imoti
+    from crawler.examples.server import Running
+
+    site = Imoti(DEMO_LISTINGS)
+    with Running("crawler.examples", "--port", 0, "--size", DEMO_LISTINGS) as running:
+        base = running.url(site.host)
+        say(f"a real-estate portal with {DEMO_LISTINGS} listings runs at {base}/")
+        plan = crawls.plan(
+            _configured_sites(),
+            [f"{base}/"],
+            JobOptions(rate="none"),
+            subdomains=False,
+            sitemap=None,
+        )
+        job = crawls.begin(settings, plan).job
+        crawl(settings, workers, job)
+    report(settings, job, as_json=False)
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        found = Counter(urls.parse(each["url"]).key for each in lpm.results.read(job))
+    missing = [each for each in site.listings(base) if found[urls.parse(each.url).key] != 1]
+    if missing:
+        print(f"{len(missing)} of {DEMO_LISTINGS} listings were not collected once.")
+    return not missing
 
 
 def _print_examples(data_dir: Path) -> None:
@@ -265,6 +306,9 @@ def _print_examples(data_dir: Path) -> None:
             fields = result["data"].get("fields", {})
             text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
             print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")
+
+
+def _print_more(data_dir: Path) -> None:
     print("See more:")
     folder = Path(os.path.relpath(sys.executable)).parent
     if shutil.which("python") != sys.executable and (folder / "activate").is_file():
