@@ -421,6 +421,22 @@ class MissingField(msgspec.Struct, frozen=True):
     of: int
 
 
+class CrawlProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a crawl is."""
+
+    found: int
+    """Tasks, with sitemaps and redirects."""
+    fetched: int
+    failed: int
+    guards: dict[str, int]
+    """Links that each guard acted on."""
+
+    def __str__(self) -> str:
+        line = f"{self.found:,} found, {self.fetched:,} fetched, {self.failed:,} failed"
+        guards = ", ".join(f"{name} {links:,}" for name, links in self.guards.items())
+        return f"{line}; guards: {guards}" if guards else line
+
+
 class CrawlReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a crawl found."""
 

@@ -44,7 +44,7 @@ SENSELESS = {
     "events": """NOT json_valid(detail) OR json_type(detail) <> 'object'
                  OR at NOT BETWEEN 0 AND 4e9""",
     "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
-    "crawl_counts": """kind NOT IN ('guard', 'site') OR typeof(count) <> 'integer' OR count < 0""",
+    "crawl_counts": "typeof(count) <> 'integer' OR count < 0",
 }
 """Conditions for rows that SQLite can read but this program cannot."""
 _TYPES: dict[str, tuple[type, ...]] = {
