@@ -99,9 +99,11 @@ def begin(
     assert crawl is not None
     checksum = rows.checksum(rows_file) if rows_file else ""
     digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
+    key = f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}"
     with LocalPersistenceManager(settings.data_dir) as lpm:
+        paused = lpm.crawls.find_paused(key, job_name, begun.starts)
         job = lpm.imports.open_job(
-            key=f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}",
+            key=key,
             name=job_name or begun.name,
             queue=queue,
             source="crawl",
@@ -113,6 +115,8 @@ def begin(
             options=begun.options,
             checksum=checksum,
         )
+        if job.id == paused:
+            lpm.jobs.release(job)
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         if not all(map(secrets.take, begun.credentials)):
             raise UsageError("two starts name different users or passwords for one origin")

@@ -114,6 +114,7 @@ def reconcile(
         )
         done["tasks pending again, because their state is unknown"] = db.changes()
         _rebuild_jobs(db, now)
+        done["crawls paused, because it was lost which links they follow"] = _pause_crawls(db)
         done["jobs open again"] = _reopen_jobs(db)
         done["jobs rebuilt"] = count_rows(db, "jobs") - jobs
         _raise_file_counts(db)
@@ -539,8 +540,17 @@ def _rebuild_tasks(db: Database) -> int:
                task_id = ifnull(i.task_id, tasks.task_id),
                job_id = ifnull(i.job_id, tasks.job_id),
                url_key = ifnull(i.url_key, tasks.url_key),
-               parcel_id = ifnull(i.parcel_id, tasks.parcel_id)
+               parcel_id = ifnull(i.parcel_id, tasks.parcel_id),
+               method = ifnull(i.method, tasks.method),
+               body = ifnull(i.body, tasks.body),
+               role = ifnull(tasks.role, iif(i.method IS NULL, NULL, 'index'))
            FROM indexed i WHERE i.id = tasks.id"""
+    )
+    # A task without a role would be fetched again by its crawl. Which one it had is not known.
+    db.executemany(
+        """UPDATE OR IGNORE tasks SET role = 'index' WHERE id = ? AND role IS NULL
+           AND job_id IN (SELECT id FROM jobs WHERE options ->> '$.crawl' IS NOT NULL)""",
+        [(task,) for task, _, _ in rows],
     )
     return len(rows)
 
@@ -653,6 +663,23 @@ def _rebuild_jobs(db: Database, now: float) -> None:
     )
 
 
+def _pause_crawls(db: Database) -> int:
+    """Pause the crawls without options: their pages would end with no link followed. Returns how
+    many; the crawl's command, typed again, gives them back."""
+    crawls = db.column(
+        """SELECT id FROM jobs WHERE status <> 'done' AND hold IS NOT 'cancelled'
+               AND options ->> '$.crawl' IS NULL
+               AND EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND role NOT NULL
+                           AND source <> 'bundle')"""
+    )
+    for id_ in crawls:
+        db.execute("UPDATE jobs SET source = 'crawl', hold = 'paused' WHERE id = ?", (id_,))
+        db.execute(
+            "UPDATE tasks SET not_before = 9e15 WHERE job_id = ? AND status = 'pending'", (id_,)
+        )
+    return len(crawls)
+
+
 def _reopen_jobs(db: Database) -> int:
     """Open the jobs that are done but have open tasks. Returns how many."""
     closed = db.all(CLOSED_TOO_EARLY)
@@ -743,6 +770,7 @@ def _remove_references(db: Database) -> None:
     """Remove rows that refer to a lost task: SQLite gives its number to a new one."""
     for table in ("job_links", "events", "validators", "reports"):
         db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
+    db.execute("UPDATE tasks SET parent = NULL WHERE parent NOT IN (SELECT id FROM tasks)")
 
 
 def _gaps(db: Database) -> Gaps:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from crawler.cli.main import cli
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Role
+from crawler.models import Role, TaskStatus
 from crawler.results import bundle, export
 from tests.support.links import Crawl, link
+from tests.support.stack import Folder
 from tests.support.tasks import collect, page
 
+START = "http://a.example/"
 ROLES = ("role", "depth", "parent")
 
 
@@ -32,8 +32,8 @@ def crawl_of(folder: Path, name: str = "crawl") -> Crawl:
 
 def run(folder: Path, *arguments: str) -> str:
     """What a command prints."""
-    done = CliRunner().invoke(cli, [*arguments, "--data-dir", str(folder)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = Folder(folder).crawler(*arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -76,12 +76,12 @@ def test_results_and_tasks_are_chosen_by_role(tmp_path: Path) -> None:
     assert rows[1]["parent"] == rows[0]["task_id"]
     crawl.lpm.close()
 
-    newest = run(data, "results", "list", "--role", "listing", "--limit", "9", "--json")
+    newest = run(tmp_path, "results", "list", "--role", "listing", "--limit", "9", "--json")
     assert [item["role"] for item in json.loads(newest)["items"]] == ["listing"]
-    both = run(data, "tasks", "list", "--role", "listing", "--role", "start", "--json")
+    both = run(tmp_path, "tasks", "list", "--role", "listing", "--role", "start", "--json")
     assert [json.loads(line)["role"] for line in both.splitlines()] == ["start", "listing"]
     target = tmp_path / "listings.csv"
-    run(data, "results", "export", "--role", "listing", "--output", str(target))
+    run(tmp_path, "results", "export", "--role", "listing", "--output", str(target))
     assert len(target.read_text().splitlines()) == 2
 
 
@@ -118,8 +118,36 @@ def test_bundles_carry_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--since=1h", "--role=listing"])
 def test_all_rows_are_not_chosen_from(tmp_path: Path, option: str) -> None:
     """Every row of the input is all of them."""
-    crawl_of(tmp_path).lpm.close()
+    crawl_of(tmp_path / "data").lpm.close()
     arguments = ["results", "export", "--output", "-", "--format", "json", "--all-rows", option]
-    done = CliRunner().invoke(cli, [*arguments, "--data-dir", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "does not go with" in done.output
+    done = Folder(tmp_path).crawler(*arguments)
+    assert done.returncode == 2
+    assert "does not go with" in done.stderr
+
+
+def test_status_and_jobs_show_how_far_a_crawl_is(tmp_path: Path) -> None:
+    """Found, fetched and failed pages, and what guards did, as text and as JSON; other jobs have
+    none of it."""
+    with LocalPersistenceManager(tmp_path / "data") as lpm:
+        collect(lpm, "plain", 1)
+    crawl = Crawl(tmp_path / "data", depth=1)
+    [start] = crawl.claim()
+    crawl.end(start, *(link(f"/{n}") for n in range(3)), link("/deep", depth=2))
+    [failed] = crawl.claim()
+    crawl.end(failed, status=TaskStatus.FAILED, page=None, error_type="http_404")
+    crawl.lpm.close()
+    facts = {"found": 4, "fetched": 1, "failed": 1, "guards": {"depth": 1}}
+    shown = "4 found, 1 fetched, 1 failed; guards: depth 1"
+
+    status = json.loads(run(tmp_path, "status", "--json"))["job_facts"]
+    assert [status[name]["crawl"] for name in ("plain", "crawl")] == [None, facts]
+    assert f"crawl is a crawl: {shown}" in run(tmp_path, "status")
+    jobs = json.loads(run(tmp_path, "job", "list", "--json"))
+    assert [each["crawl"] for each in jobs] == [None, facts]
+    lines = run(tmp_path, "job", "list").splitlines()
+    assert [shown in line for line in lines] == [False, True]
+    assert json.loads(run(tmp_path, "job", "show", "crawl", "--json"))["crawl"] == facts
+    text = run(tmp_path, "job", "show", "crawl")
+    assert f"crawl: {shown}" in text
+    assert "guard depth: 1 link left out" in text
+    assert f"from {START}" in text
