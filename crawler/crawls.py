@@ -230,7 +230,7 @@ class _Beginning:
         self.hosts += [host if host.startswith("*.") else f"{host}:*" for host in site.hosts]
         mode = self._sitemap or ("include" if site.sitemaps else "skip")
         for start in site.start:
-            if start.form:
+            if start.form and mode != "only":
                 self._add_form(start.url, start.form)
             else:
                 self._add(start.url, mode, site.sitemaps)
