@@ -139,6 +139,15 @@ def test_new_drafts_a_file(folder: Folder, pages: Pages) -> None:
     assert (facts["name"], facts["starts"]) == ("here", 1)
 
 
+def test_new_writes_no_file_that_would_be_no_site(folder: Folder) -> None:
+    """A bad name, ending or folder is refused before the page is fetched."""
+    for name in ("My Site.yaml", "here.yml", "default.yaml", "no/such/here.yaml"):
+        target = folder.path / name
+        made = folder.crawler("sites", "new", "http://127.0.0.1:9/", "--output", str(target))
+        assert (made.returncode, target.exists()) == (2, False), made.stderr
+        assert str(target) in made.stderr
+
+
 def test_new_of_a_page_that_cannot_be_had_says_why(folder: Folder, pages: Pages) -> None:
     """Nothing is drafted from an error page, nor against robots.txt."""
     pages.answers["/robots.txt"] = Answer("User-agent: *\nDisallow: /secret\n")

@@ -205,7 +205,7 @@ def new(url: str, output: Path | None, force: bool, as_json: bool) -> int:
         page = find_stored_page(lpm, address.url, address.key).page
     made = draft(page)
     if output:
-        output.parent.mkdir(exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.text, encoding="utf-8")
         _say_written(made, output)
     if as_json:
@@ -233,7 +233,8 @@ def _check_output(output: Path, force: bool) -> None:
         raise UsageError(f"{output}: the name of a site's file must end in .yaml")
     if reason := bad_name(output.stem):
         raise UsageError(f"{output}: {reason}")
-    if not output.parent.is_dir() and not output.parent.parent.is_dir():
+    of_sites = config.load().config_dir / "sites"
+    if not output.parent.is_dir() and output.parent.absolute() != of_sites.absolute():
         raise UsageError(f"{output}: there is no folder {output.parent}")
     if output.exists() and not force:
         raise UsageError(f"{output} exists; --force replaces it")
