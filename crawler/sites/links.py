@@ -13,7 +13,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import SMALL, Budget
 from crawler.models import LeftOut, Page, Role
-from crawler.sites import Site, css, structured
+from crawler.sites import Site, css, jsonpath, structured
 from crawler.sites.crawlfile import Cursor, Follow, Pagination
 from crawler.sites.parser import parse
 from crawler.sites.selectors import MAX_LOOKS, pattern
@@ -258,14 +258,10 @@ class _Json:
 
     def cursor(self, cursor: Cursor) -> str:
         """Return what the answer names as the next page."""
-        value = self._value
-        for name in cursor.json.split("."):
-            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            elif isinstance(value, dict):
-                value = value.get(name)
-            else:
-                return ""
+        if not cursor.json:
+            return ""
+        steps = jsonpath.compile(cursor.json)
+        value = next(jsonpath.find(self._value, steps, lambda count: self._budget.check()), None)
         if isinstance(value, bool) or not isinstance(value, str | int):
             return ""
         return str(value)
