@@ -97,7 +97,9 @@ def begin(
         raise UsageError(note)
     crawl = begun.options.crawl
     assert crawl is not None
-    checksum = rows.checksum(rows_file) if rows_file else ""
+    checksum, source_file = "", None
+    if rows_file:
+        checksum, source_file = rows.checksum(rows_file), source_name(rows_file)
     digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
     with LocalPersistenceManager(settings.data_dir) as lpm:
         job = lpm.imports.open_job(
@@ -105,7 +107,7 @@ def begin(
             name=job_name or begun.name,
             queue=queue,
             source="crawl",
-            source_file=source_name(rows_file) if rows_file else None,
+            source_file=source_file,
             batch_size=100,
             now=lpm.now(),
             watched=True,

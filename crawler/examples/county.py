@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from crawler.examples.server import Request, Response, not_found, redirect
+from crawler.examples.server import Listing, Request, Response, not_found, redirect
 
 HOST = "county.localhost"
 USER, PASSWORD = "surveyor", "plat & deed"
@@ -65,14 +65,6 @@ class Parcel(NamedTuple):
     acres: float
     built: int
     sales: list[Sale]
-
-
-class Listing(NamedTuple):
-    """A detail page, the way to it, and the record that it holds."""
-
-    url: str
-    way: str
-    record: dict[str, Any]
 
 
 class County:

@@ -14,7 +14,7 @@ from html import escape
 from random import Random
 from typing import Any, NamedTuple
 
-from crawler.examples.server import Request, Response, not_found, redirect
+from crawler.examples.server import Listing, Request, Response, not_found, redirect
 
 HOST = "imoti.localhost"
 PER_PAGE, PER_SITEMAP = 20, 1000
@@ -56,14 +56,6 @@ class Offer(NamedTuple):
     feature: str
 
 
-class Listing(NamedTuple):
-    """A detail page, the way to it, and the record that it holds."""
-
-    url: str
-    way: str
-    record: dict[str, Any]
-
-
 class Imoti:
     """The portal with `size` listings, the same for the same seed."""
 
@@ -81,21 +73,28 @@ class Imoti:
         """Return listing n."""
         chance = Random(self.seed * 1_000_033 + n)
         kind = n // 10 % len(KINDS)
-        floors = chance.randint(2, 12)
+        highest = chance.randint(2, 12)
         amount: int | None = chance.randint(30, 400) * 1000 + self.edits.get(n, 0)
         if WAYS[n % 10] == "rent":
             amount = chance.randint(20, 300) * 10 + self.edits.get(n, 0)
         if n % 50 == 21:
             amount = None
+        city, quarter = chance.choice(_CITIES), chance.choice(_QUARTERS)
+        floor: int | None = None
+        floors: int | None = None
+        if kind == PLOT:
+            area = chance.randint(5, 90) * 100
+        else:
+            area, floor, floors = chance.randint(35, 240), chance.randint(0, highest), highest
         return Offer(
             kind=KINDS[kind],
-            city=chance.choice(_CITIES),
-            quarter=chance.choice(_QUARTERS),
+            city=city,
+            quarter=quarter,
             amount=amount,
             currency=("EUR", "BGN", "EUR")[n % 3],
-            area=chance.randint(5, 90) * 100 if kind == PLOT else chance.randint(35, 240),
-            floor=None if kind == PLOT else chance.randint(0, floors),
-            floors=None if kind == PLOT else floors,
+            area=area,
+            floor=floor,
+            floors=floors,
             photos=n % 4,
             published=f"{_START - timedelta(days=n % 300):%Y-%m-%d}",
             feature=chance.choice(_FEATURES),

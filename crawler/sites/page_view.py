@@ -130,14 +130,19 @@ class PageView:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The fields of the site's file."""
-        rules, is_html = self._rules, self._kind not in ("json", "plain")
+        rules = self._rules
+        tree, body = None, b""
+        if self._kind in ("json", "plain"):
+            body = self.utf8
+        else:
+            tree = self.tree
         return selectors.extract(
-            self.tree if is_html else None,
+            tree,
             rules.fields,
             self.url,
             self.budget,
             required=rules.required,
-            body=b"" if is_html else self.utf8,
+            body=body,
             is_json=self._kind == "json",
         )
 
