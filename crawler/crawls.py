@@ -101,9 +101,11 @@ def begin(
     if rows_file:
         checksum, source_file = rows.checksum(rows_file), source_name(rows_file)
     digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
+    key = f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}"
     with LocalPersistenceManager(settings.data_dir) as lpm:
+        paused = lpm.crawls.find_paused(key, job_name, begun.starts)
         job = lpm.imports.open_job(
-            key=f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}",
+            key=key,
             name=job_name or begun.name,
             queue=queue,
             source="crawl",
@@ -115,6 +117,8 @@ def begin(
             options=begun.options,
             checksum=checksum,
         )
+        if job.id == paused:
+            lpm.jobs.release(job)
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         if not all(map(secrets.take, begun.credentials)):
             raise UsageError("two starts name different users or passwords for one origin")
@@ -228,7 +232,7 @@ class _Beginning:
         self.hosts += [host if host.startswith("*.") else f"{host}:*" for host in site.hosts]
         mode = self._sitemap or ("include" if site.sitemaps else "skip")
         for start in site.start:
-            if start.form:
+            if start.form and mode != "only":
                 self._add_form(start.url, start.form)
             else:
                 self._add(start.url, mode, site.sitemaps)

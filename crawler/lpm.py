@@ -35,9 +35,11 @@ from crawler.db.store import HELD, Layout, Store
 from crawler.errors import StoreError, UsageError
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
+    MAX_CRAWL_PAGES,
     NO_DEADLINE,
     QUEUES,
     UNCHANGED,
+    CrawlOptions,
     Imported,
     Job,
     NewTask,
@@ -461,11 +463,18 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
         if not job.cancelled:
             complete = f"complete it: {_again(jobs, job, broken=True)}, or "
         found = [f"{_broken_off(jobs, job)}; {complete}{_accept(job)}"]
+    if job.options_lost:
+        what = "which links it follows was lost, so it is paused"
+        found.append(f"{what}; type its crawl again: {_again(jobs, job)}")
     for loss in lost:
-        again = ""
+        again = after = ""
         if loss.kind == LOST_ROWS and not job.of_gateway and not job.cancelled:
-            again = f"import its file again: {_again(jobs, job)}, or "
-        found.append(f"{loss.what}; {again}{_accept(job)}")
+            if job.source == "crawl":
+                again = f"its starts come back with: {_again(jobs, job)}; "
+                after = "; then a new crawl finds the other pages"
+            else:
+                again = f"import its file again: {_again(jobs, job)}, or "
+        found.append(f"{loss.what}; {again}{_accept(job)}{after}")
     return found
 
 
@@ -493,6 +502,8 @@ def _again(jobs: Jobs, job: Job, broken: bool = False) -> str:
     if job.source == "bundle":
         commands = [f"results unbundle {shlex.quote(each.file)}" for each in files]
         return " and ".join(f"{program()} {command}" for command in commands)
+    if job.source == "crawl":
+        return _crawl_again(jobs, job)
     options = ""
     if job.queue != "default":
         options += f" --queue {job.queue}"
@@ -503,6 +514,34 @@ def _again(jobs: Jobs, job: Job, broken: bool = False) -> str:
     names = [each.file for each in files] or [job.source_file or "FILE"]
     commands = [f"{program()} bulk import {shlex.quote(name)}{options}" for name in names]
     return " and ".join(commands)
+
+
+def _crawl_again(jobs: Jobs, job: Job) -> str:
+    """The command that begins a crawl again, with all that decides where it goes."""
+    crawl = job.options.crawl or CrawlOptions(starts=("URL",), hosts=())
+    words: list[object] = ["crawl", *crawl.starts]
+    for file in jobs.imports(job):
+        words += ["--rows", file.file]
+    if not jobs.key(job).startswith("crawl:"):
+        words += ["--job", job.name]
+    if job.queue != "default":
+        words += ["--queue", job.queue]
+    if crawl.depth is not None:
+        words += ["--depth", crawl.depth]
+    for name, patterns in (("--include", crawl.include), ("--exclude", crawl.exclude)):
+        for each in patterns:
+            words += [name, each]
+    if crawl.limit != MAX_CRAWL_PAGES:
+        words += ["--limit", crawl.limit]
+    if crawl.sitemap != "include":
+        words += ["--sitemap", crawl.sitemap]
+    if crawl.subdomains:
+        words.append("--subdomains")
+    if job.options.rate:
+        words += ["--rate", job.options.rate]
+    if job.options.ignore_robots:
+        words.append("--ignore-robots")
+    return f"{program()} {shlex.join(map(str, words))}"
 
 
 def _checksum(path: Path) -> str:

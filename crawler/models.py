@@ -155,6 +155,12 @@ class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Maximum tasks; 0 is no limit."""
     sitemap: Literal["include", "skip", "only"] = "include"
 
+    @property
+    def subdomains(self) -> bool:
+        """Whether links to hosts below those of the starts are followed."""
+        names = {host.removeprefix("*.") for host in self.hosts if host.startswith("*.")}
+        return any(host.partition(":")[0].removeprefix("www.") in names for host in self.hosts)
+
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job's pages are fetched, apart from its secrets."""
@@ -368,6 +374,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.hold == "cancelled"
 
     @property
+    def options_lost(self) -> bool:
+        """Whether it is a crawl that no longer knows which links it follows."""
+        is_open = self.status is not JobStatus.DONE and not self.cancelled
+        return is_open and self.source == "crawl" and self.options.crawl is None
+
+    @property
     def incomplete(self) -> bool:
         """Whether its input is still being read, or reading was interrupted."""
         return self.status is JobStatus.IMPORTING and not self.of_gateway
@@ -407,6 +419,22 @@ class MissingField(msgspec.Struct, frozen=True):
     name: str
     pages: int
     of: int
+
+
+class CrawlProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a crawl is."""
+
+    found: int
+    """Tasks, with sitemaps and redirects."""
+    fetched: int
+    failed: int
+    guards: dict[str, int]
+    """Links that each guard acted on."""
+
+    def __str__(self) -> str:
+        line = f"{self.found:,} found, {self.fetched:,} fetched, {self.failed:,} failed"
+        guards = ", ".join(f"{name} {links:,}" for name, links in self.guards.items())
+        return f"{line}; guards: {guards}" if guards else line
 
 
 class CrawlReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import click
 
 from crawler import config, times
 from crawler.errors import InputError, UsageError
+from crawler.models import Role
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -109,6 +110,13 @@ workers_option = click.option(
     "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one per core)."
 )
 job_option = click.option("--job", "job_name", help="Only this job.")
+role_option = click.option(
+    "--role",
+    "roles",
+    type=click.Choice([str(role) for role in Role]),
+    multiple=True,
+    help="Only this role of a crawl's tasks; repeatable.",
+)
 since_option = click.option(
     "--since",
     type=PastTime(),

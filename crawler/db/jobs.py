@@ -17,7 +17,7 @@ from crawler.db.links import report as crawl_report
 from crawler.db.results import kind_of_reason
 from crawler.db.store import LISTED, Part, as_json, members, of_job
 from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
-from crawler.errors import UsageError
+from crawler.errors import StoreError, UsageError
 from crawler.models import Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
 
 IMPORTED_AGAIN, ACCEPTED = "imported again", "accepted"
@@ -154,6 +154,10 @@ class Jobs(Part):
     def losses(self, job: Job) -> list[Loss]:
         """What was lost of a job and neither imported again nor accepted."""
         return [loss for loss in losses_of(self._db, job) if not loss.settled_at]
+
+    def key(self, job: Job) -> str:
+        """What a job is known by to the command that began it."""
+        return str(self._db.value("SELECT key FROM jobs WHERE id = ?", (job.id,)))
 
     def imports(self, job: Job) -> list[Import]:
         """The files that were or are to be read into a job."""
@@ -422,11 +426,24 @@ def mend() -> str:
     return f"mend it: {program()} doctor --repair"
 
 
+def can_read_options(text: str | None) -> bool:
+    """Whether the options of a job can be read."""
+    try:
+        msgspec.json.decode(text or "{}", type=JobOptions)
+    except (msgspec.DecodeError, TypeError):
+        return False
+    return True
+
+
 def as_job(row: tuple[Any, ...]) -> Job:
     """A job from its COLUMNS."""
-    options = msgspec.json.decode(row[-1] or "{}", type=JobOptions)
+    try:
+        options = msgspec.json.decode(row[-1] or "{}", type=JobOptions)
+        status = JobStatus(row[2])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StoreError(f"job {row[1]} is damaged in lpm.db ({error}); {mend()}") from error
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
-    return Job(**{**fields, "status": JobStatus(row[2]), "options": options})
+    return Job(**{**fields, "status": status, "options": options})
 
 
 # Losses. A job stays unaccounted for until what it lost is imported again or accepted.

@@ -12,12 +12,14 @@ from crawler.db.store import Part, row_crc32
 from crawler.models import (
     NO_DEADLINE,
     CrawlOptions,
+    CrawlProgress,
     CrawlReport,
     Job,
     LeftOut,
     Link,
     Outcome,
     Role,
+    TaskCounts,
     encoded_input,
 )
 
@@ -28,9 +30,10 @@ _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain,
 MAX_SITEMAPS = 10_000
 """Sitemaps of a crawl; they do not count against its limit of pages."""
 _SITEMAPS = ("role", Role.SITEMAP.value)
-_IS_KNOWN = """SELECT 1 FROM tasks
-    WHERE job_id = ? AND url_key = ? AND method = ? AND body = ? AND role NOT NULL"""
-
+FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
+    AND role NOT NULL AND source <> 'bundle'"""
+"""Columns of the task of a crawl for a request; the last two conditions are those of its index."""
+_IS_KNOWN = FIND.format("1")
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
@@ -90,14 +93,45 @@ class Crawls(Part):
             )
         return added
 
+    def progress(self, job: Job, books: TaskCounts) -> CrawlProgress | None:
+        """How far a crawl is, by the counts of its tasks; None for a job that follows no links."""
+        if not job.options.crawl:
+            return None
+        guards = {each.guard: each.links for each in _left_out(self._db, job)}
+        return CrawlProgress(
+            found=books.accepted, fetched=books.completed, failed=books.failed, guards=guards
+        )
+
+    def find_paused(self, key: str, name: str | None, starts: Iterable[Start]) -> int | None:
+        """The crawl that a repair has paused because its options were lost, if it is the one with
+        this key; it gets the key back if that was lost too."""
+        db = self._durable
+        with writing(db):
+            for id_, its_key, its_name in db.all(
+                """SELECT id, key, name FROM jobs WHERE source = 'crawl' AND hold = 'paused'
+                   AND status <> 'done' AND options ->> '$.crawl' IS NULL"""
+            ):
+                if its_key == key:
+                    return int(id_)
+                links = (start.link for start in starts)
+                if its_key.startswith("salvaged ") and (
+                    its_name == name or any(_is_known(db, id_, link) for link in links)
+                ):
+                    db.execute("UPDATE OR IGNORE jobs SET key = ? WHERE id = ?", (key, id_))
+                    return int(id_) if db.changes() else None
+        return None
+
+
+def _is_known(db: Database, job_id: int, link: Link) -> bool:
+    return db.one(_IS_KNOWN, (job_id, link.address.key, link.method, link.body)) is not None
+
 
 def _link_row(
     db: Database, job_id: int, link: Link, row: tuple[int, int, int], checked: tuple[Any, ...]
 ) -> bool:
     """Let a start count for one more row that means it; whether it did not yet."""
     [(id_, *its_row)] = db.all(
-        """SELECT id, file_number, source_line, source_item FROM tasks WHERE job_id = ?
-           AND url_key = ? AND method = ? AND body = ? AND role NOT NULL""",
+        FIND.format("id, file_number, source_line, source_item"),
         (job_id, link.address.key, link.method, link.body),
     )
     if tuple(its_row) == row:
@@ -131,14 +165,17 @@ def report(db: Database, job: Job) -> CrawlReport | None:
             FROM tasks WHERE job_id = ? AND role NOT NULL""",
         (job.id,),
     )
-    left_out = db.all(
+    return CrawlReport(roles=roles, pages=pages, bad=bad, left_out=_left_out(db, job))
+
+
+def _left_out(db: Database, job: Job) -> list[LeftOut]:
+    """The links that guards left out, by guard."""
+    rows = db.all(
         """SELECT name, count, example FROM crawl_counts WHERE job_id = ? AND kind = 'guard'
            ORDER BY count DESC, name""",
         (job.id,),
     )
-    return CrawlReport(
-        roles=roles, pages=pages, bad=bad, left_out=[LeftOut(*row) for row in left_out]
-    )
+    return [LeftOut(*row) for row in rows]
 
 
 # Functions that are part of a transaction

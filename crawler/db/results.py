@@ -35,7 +35,8 @@ _SAME_CONTENT = """SELECT ifnull(same_as, task) FROM results
 _FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
     r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority, t.attempts,
     r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length, r.site, r.site_version,
-    (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as), r.invalid"""
+    (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as), r.invalid, t.role, t.depth,
+    (SELECT p.task_id FROM tasks p WHERE p.id = t.parent), t.method, t.body"""
 _PLACE = re.compile(r"\[\d+\]")
 _RESULT = f"""
     SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
@@ -70,13 +71,14 @@ class Results(Part):
         *,
         before: float | None = None,
         only_pending: bool = False,
+        roles: Sequence[str] = (),
     ) -> Iterator[dict[str, Any]]:
         """Results in the order of their tasks, read some at a time.
 
         `since` and `before` are times of scraping; `only_pending` leaves out what has left
-        pending/.
+        pending/; `roles` are those of a crawl's tasks.
         """
-        for _, result in self.read_numbered(job, since, limit, before, only_pending):
+        for _, result in self.read_numbered(job, since, limit, before, only_pending, roles):
             yield result
 
     def read_numbered(
@@ -86,9 +88,10 @@ class Results(Part):
         limit: int | None = None,
         before: float | None = None,
         only_pending: bool = False,
+        roles: Sequence[str] = (),
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The same, each with the number of its task."""
-        condition, values = matching(job, since)
+        condition, values = matching(job, since, roles)
         if before is not None:
             condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
         if only_pending:
@@ -136,9 +139,11 @@ class Results(Part):
             last = rows[-1][0]
             limit = limit and limit - size
 
-    def newest(self, job: Job | None, limit: int) -> list[dict[str, Any]]:
+    def newest(
+        self, job: Job | None, limit: int, roles: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
         """The results that were stored last, the newest first."""
-        condition, values = matching(job, None)
+        condition, values = matching(job, None, roles)
         order = "ORDER BY o.created_at DESC, o.task DESC"
         chosen = f"""SELECT o.task FROM outbox o JOIN tasks t ON t.id = o.task
                      WHERE {condition} {order} LIMIT ?"""
@@ -418,8 +423,10 @@ def insert_carried(
 ) -> int:
     """Store a completed task of another ledger, by column, with its result; returns its number.
 
-    It is held until a command sends it to a Gateway.
+    Its `parent` is a task's id. It is held until a command sends it to a Gateway.
     """
+    parent = db.value("SELECT id FROM tasks WHERE task_id = ?", (task["parent"],))
+    task = {**task, "parent": parent}
     taken = "SELECT 1 FROM tasks WHERE external_id = ? AND source = 'bundle'"
     if db.one(taken, (task["external_id"],)):
         task = {**task, "external_id": None}
@@ -497,10 +504,12 @@ def _batches(db: Database, tasks: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]]:
+def matching(
+    job: Job | None, since: float | None, roles: Sequence[str] = ()
+) -> tuple[str, tuple[Any, ...]]:
     """The condition for results of a job, shared ones too, that were scraped since then."""
     condition = "1"
-    values: list[float] = []
+    values: list[Any] = []
     if job:
         condition = """(t.job_id = ? OR EXISTS (
             SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))"""
@@ -508,6 +517,9 @@ def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]
     if since is not None:
         condition += " AND r.scraped_at >= ?"
         values.append(since)
+    if roles:
+        condition += f" AND t.role {LISTED}"
+        values.append(as_json(list(roles)))
     return condition, tuple(values)
 
 
@@ -523,7 +535,8 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
 def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status,
      verdict, job, queue, priority, attempts, parser, parser_version, segment, offset, length,
-     site, site_version, same_as, invalid) = row  # fmt: skip
+     site, site_version, same_as, invalid, role, depth, parent, method,
+     body) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     result = {
         "task_id": task_id,
@@ -549,6 +562,10 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
         "site": {"name": site, "version": site_version} if site else None,
         "same_as": same_as,
     }
+    if role:
+        result |= {"role": role, "depth": depth, "parent": parent}
+        if method != "GET":
+            result |= {"method": method, "body": body}
     if invalid:
         result["invalid"] = _decoded(task_id, invalid, list[str])
     return result

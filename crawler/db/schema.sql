@@ -382,7 +382,7 @@
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
         CASE WHEN source = 'gateway' THEN external_id WHEN role NOT NULL THEN task_id ELSE '' END);
     CREATE UNIQUE INDEX tasks_of_crawl ON tasks(job_id, url_key, method, body)
-        WHERE role NOT NULL;
+        WHERE role NOT NULL AND source <> 'bundle'; -- a bundle may have results of several crawls
 
     -- Of each crawl: the links that a guard left out, its sitemaps, and the pages of each site with
     -- a limit.
@@ -397,3 +397,4 @@
 
     -- Why a record is not valid, as a JSON list.
     ALTER TABLE results ADD COLUMN invalid TEXT;
+    ALTER TABLE exports ADD COLUMN roles TEXT;       -- a JSON list: of tasks of these roles only

@@ -56,6 +56,8 @@ _SHOWN = {
     "source_line": "source_line",
     "source_item": "source_item",
     "completed_at": "completed_at",
+    "role": "role",
+    "depth": "iif(role IS NULL, NULL, depth)",
 }
 SHOWN_COLUMNS = ", ".join(_SHOWN.values())
 
@@ -131,9 +133,12 @@ class Tasks(Part):
         reason: str | None = None,
         domain: str | None = None,
         limit: int | None = None,
+        roles: Collection[str] = (),
     ) -> Iterator[dict[str, Any]]:
         """Tasks in the order of import, read some at a time."""
         condition, values = of_job(self._db, job)
+        if roles:
+            condition, values = f"{condition} AND role {LISTED}", (*values, as_json(list(roles)))
         last = 0
         while limit is None or limit > 0:
             size = min(1000, limit or 1000)

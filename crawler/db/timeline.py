@@ -1,6 +1,6 @@
 """The timeline of a task: the events that were noted about it, and the ways its result left."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from crawler.db.connection import Database, writing
@@ -128,9 +128,11 @@ class Timeline(Part):
         """The exports that a task's result was in: time, file, format and number of results."""
         return self._db.all(
             """SELECT at, file, format, results FROM exports
-               WHERE horizon >= ? AND (since IS NULL OR since <= ?)
-               AND (job_id IS NULL OR job_id = ? OR EXISTS (
-                   SELECT 1 FROM job_links l WHERE l.task = ? AND l.job_id = exports.job_id))
+               WHERE horizon >= ?1 AND (since IS NULL OR since <= ?2)
+               AND (job_id IS NULL OR job_id = ?3 OR EXISTS (
+                   SELECT 1 FROM job_links l WHERE l.task = ?4 AND l.job_id = exports.job_id))
+               AND (roles IS NULL OR (SELECT role FROM tasks WHERE id = ?4) IN (
+                   SELECT value FROM json_each(roles)))
                ORDER BY at""",
             (result["event"] or 0, result["scraped_at"], result["job_id"], task),
         )
@@ -160,7 +162,14 @@ class Timeline(Part):
                 last = rows[-1][0]
 
     def note_export(
-        self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int
+        self,
+        file: str,
+        form: str,
+        job: Job | None,
+        since: float | None,
+        results: int,
+        horizon: int,
+        roles: Sequence[str] = (),
     ) -> None:
         """Note that results were handed over, except in a store that can only be read.
 
@@ -171,7 +180,16 @@ class Timeline(Part):
         storable = file.encode("utf-8", "replace").decode()
         with writing(self._durable):
             self._durable.execute(
-                """INSERT INTO exports (at, file, format, job_id, since, results, horizon)
-                   VALUES (?, ?, ?, ?, ?, ?, ?)""",
-                (self._store.now(), storable, form, job and job.id, since, results, horizon),
+                """INSERT INTO exports (at, file, format, job_id, since, results, horizon, roles)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+                (
+                    self._store.now(),
+                    storable,
+                    form,
+                    job and job.id,
+                    since,
+                    results,
+                    horizon,
+                    as_json(list(roles)) if roles else None,
+                ),
             )

@@ -10,13 +10,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
 
 from crawler import urls
-from crawler.db import jobs, raw_pages, timeline
+from crawler.db import jobs, links, raw_pages, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.pending import is_whole
 from crawler.db.results import PRUNED, encoded_reasons
@@ -25,14 +25,16 @@ from crawler.errors import CrawlerError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import stored_values
 from crawler.files import read_regular, set_aside
-from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, encoded_input
+from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, Role, encoded_input
 
 TEMP_TABLES = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
-        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
-    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
+        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER,
+        method TEXT, body TEXT);
+    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY);
+    CREATE TEMP TABLE IF NOT EXISTS parents (task INTEGER PRIMARY KEY, parent TEXT)"""
 """`indexed`: what the indexes say about tasks whose rows are lost. `no_input`: tasks whose input
-is lost."""
+is lost. `parents`: the task ids of the parents of tasks that were rebuilt."""
 STORED_EVENT = """
     (SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"""
 """The entry of the timeline that was written together with result r."""
@@ -112,6 +114,7 @@ def reconcile(
         )
         done["tasks pending again, because their state is unknown"] = db.changes()
         _rebuild_jobs(db, now)
+        done["crawls paused, because it was lost which links they follow"] = _pause_crawls(db)
         done["jobs open again"] = _reopen_jobs(db)
         done["jobs rebuilt"] = count_rows(db, "jobs") - jobs
         _raise_file_counts(db)
@@ -170,6 +173,11 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     parser: Maker = Maker("none", "1")
     site: Maker = Maker("default", "")
     raw: RawLocation | None = None
+    role: Role | None = None
+    depth: int = 0
+    parent: str | None = None
+    method: Literal["GET", "POST", "FORM"] = "GET"
+    body: str = ""
     invalid: list[str] = []
 
     @property
@@ -190,6 +198,10 @@ def _reconcile_results(db: Database, pending: Path, raw: Path, now: float) -> di
         _put_back(db, pending, raw, result, now) for result in _pending_results(pending, now)
     )
     db.execute("DROP INDEX by_place")
+    db.execute(
+        """UPDATE tasks SET parent = p.id
+           FROM parents JOIN tasks p ON p.task_id = parents.parent WHERE tasks.id = parents.task"""
+    )
     _forget_pruned(db, raw)
     _lengthen_segments(db, raw, now)
     done["tasks rebuilt from their results"] = _rebuild_tasks(db)
@@ -234,7 +246,12 @@ def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now
                 "UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, task)
             )
             return False
-        _make_task(db, task, result)
+        twin = _twin(db, result)
+        if twin is None:
+            _make_task(db, task, result)
+        else:  # its crawl has found the page again since the row was lost
+            task = twin
+            db.execute("UPDATE tasks SET task_id = ? WHERE id = ?", (result.task_id, task))
     else:
         task, job_id = row
         if result.job and job_id is not None:
@@ -366,6 +383,31 @@ def _task_at_same_place(db: Database, result: PendingResult) -> tuple[int, bool]
     return row and (int(row[0]), bool(row[1]))
 
 
+def _twin(db: Database, result: PendingResult) -> int | None:
+    """Return the task without a result for the same request of the same crawl."""
+    task = _of_crawl(db, result)
+    if task is None or db.one("SELECT 1 FROM results WHERE task = ?", (task,)):
+        return None
+    return task
+
+
+def _of_crawl(db: Database, result: PendingResult) -> int | None:
+    """Return the task that a crawl has for a request."""
+    if result.role is None:
+        return None
+    job_id = db.value("SELECT id FROM jobs WHERE name = ?", (result.job,))
+    request = (job_id, _address(result).key, result.method, result.body)
+    task = db.value(links.FIND.format("id"), request)
+    return None if task is None else int(task)
+
+
+def _address(result: PendingResult) -> urls.Address:
+    try:
+        return urls.parse(result.url)
+    except UrlError:  # damaged, too; it is never fetched again
+        return urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+
+
 def _forget_pruned(db: Database, raw: Path) -> None:
     """Remove the places of pages that `prune` removed: files in pending/ may still name them."""
     for name in db.column(f"SELECT segment FROM ({_PRUNED_SEGMENTS}) WHERE segment IS NOT NULL"):
@@ -422,10 +464,7 @@ def _free_task_number(db: Database) -> int:
 
 def _make_task(db: Database, task: int, result: PendingResult) -> None:
     """Make a task from what its result tells of it."""
-    try:
-        address = urls.parse(result.url)
-    except UrlError:  # damaged, too; it is never fetched again
-        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+    address = _address(result)
     at = result.scraped_at.timestamp()
     source, external_id = _origin(db, result)
     columns = {
@@ -447,7 +486,16 @@ def _make_task(db: Database, task: int, result: PendingResult) -> None:
         "imported_at": at,
         "completed_at": at,
     }
+    if result.role and _of_crawl(db, result) is None:  # else it would be there twice
+        columns |= {
+            "role": result.role,
+            "depth": min(max(result.depth, 0), MAX_COUNT),
+            "method": result.method,
+            "body": result.body,
+        }
     insert_row(db, "tasks", columns)
+    if result.parent:
+        insert_row(db, "temp.parents", {"task": task, "parent": result.parent}, "INSERT OR IGNORE")
 
 
 def _origin(db: Database, result: PendingResult) -> tuple[str, str | None]:
@@ -492,8 +540,17 @@ def _rebuild_tasks(db: Database) -> int:
                task_id = ifnull(i.task_id, tasks.task_id),
                job_id = ifnull(i.job_id, tasks.job_id),
                url_key = ifnull(i.url_key, tasks.url_key),
-               parcel_id = ifnull(i.parcel_id, tasks.parcel_id)
+               parcel_id = ifnull(i.parcel_id, tasks.parcel_id),
+               method = ifnull(i.method, tasks.method),
+               body = ifnull(i.body, tasks.body),
+               role = ifnull(tasks.role, iif(i.method IS NULL, NULL, 'index'))
            FROM indexed i WHERE i.id = tasks.id"""
+    )
+    # A task without a role would be fetched again by its crawl. Which one it had is not known.
+    db.executemany(
+        """UPDATE OR IGNORE tasks SET role = 'index' WHERE id = ? AND role IS NULL
+           AND job_id IN (SELECT id FROM jobs WHERE options ->> '$.crawl' IS NOT NULL)""",
+        [(task,) for task, _, _ in rows],
     )
     return len(rows)
 
@@ -606,6 +663,23 @@ def _rebuild_jobs(db: Database, now: float) -> None:
     )
 
 
+def _pause_crawls(db: Database) -> int:
+    """Pause the crawls without options: their pages would end with no link followed. Returns how
+    many; the crawl's command, typed again, gives them back."""
+    crawls = db.column(
+        """SELECT id FROM jobs WHERE status <> 'done' AND hold IS NOT 'cancelled'
+               AND options ->> '$.crawl' IS NULL
+               AND EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND role NOT NULL
+                           AND source <> 'bundle')"""
+    )
+    for id_ in crawls:
+        db.execute("UPDATE jobs SET source = 'crawl', hold = 'paused' WHERE id = ?", (id_,))
+        db.execute(
+            "UPDATE tasks SET not_before = 9e15 WHERE job_id = ? AND status = 'pending'", (id_,)
+        )
+    return len(crawls)
+
+
 def _reopen_jobs(db: Database) -> int:
     """Open the jobs that are done but have open tasks. Returns how many."""
     closed = db.all(CLOSED_TOO_EARLY)
@@ -696,6 +770,7 @@ def _remove_references(db: Database) -> None:
     """Remove rows that refer to a lost task: SQLite gives its number to a new one."""
     for table in ("job_links", "events", "validators", "reports"):
         db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
+    db.execute("UPDATE tasks SET parent = NULL WHERE parent NOT IN (SELECT id FROM tasks)")
 
 
 def _gaps(db: Database) -> Gaps:

@@ -19,6 +19,7 @@ import msgspec
 from crawler import urls
 from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
+from crawler.db.jobs import can_read_options
 from crawler.db.store import row_crc32
 from crawler.doctor.reconciliation import (
     MAX_COUNT,
@@ -30,6 +31,7 @@ from crawler.doctor.reconciliation import (
     wrong_records,
 )
 from crawler.errors import StoreError, UrlError
+from crawler.models import Role
 from crawler.urls import Address
 
 Value = int | float | str | bytes | None
@@ -42,6 +44,7 @@ SENSELESS = {
     "events": """NOT json_valid(detail) OR json_type(detail) <> 'object'
                  OR at NOT BETWEEN 0 AND 4e9""",
     "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
+    "crawl_counts": "typeof(count) <> 'integer' OR count < 0",
 }
 """Conditions for rows that SQLite can read but this program cannot."""
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -55,7 +58,10 @@ _INDEXES = {
     "tasks_by_task_id": ("task_id",),
     "tasks_by_url": ("url_key", "parcel_id"),
     "tasks_by_job": ("job_id",),
+    "tasks_of_crawl": ("job_id", "url_key", "method", "body"),
 }
+_ENTRIES = {"tasks_of_crawl": "role NOT NULL AND source <> 'bundle'"}
+"""Conditions of indexes that do not have all tasks; SQLite reads no row of the table for them."""
 _MAX_SHOWN = 3
 _MAX_URL_SHOWN = 200
 _MAX_VALUE_SHOWN = 80
@@ -149,7 +155,7 @@ def _read_all(
             _read_indexes(copy, fresh)
         if version < len(schema.MIGRATIONS):
             schema.build(fresh, version)
-        for table in ("results", "events"):
+        for table in ("results", "events", "crawl_counts"):
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
         # A row of another table can look like a loss.
         fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
@@ -225,7 +231,8 @@ def _read_indexes(copy: Path, fresh: Database) -> None:
                   ON CONFLICT DO UPDATE SET {updates}"""
         for order in ("ASC", "DESC"):
             by = ", ".join(f"{name} {order}" for name in columns)
-            sql = f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
+            sql = f"""SELECT id, {names} FROM tasks INDEXED BY {index}
+                      WHERE {_ENTRIES.get(index, "1")} ORDER BY {by}"""
             with _skip_damage(), _opened(copy) as db:
                 if _has_index(db, index):
                     for row in db.execute(sql):
@@ -415,35 +422,52 @@ _IMPOSSIBLE_VALUES = {
         "(SELECT scraped_at FROM results WHERE task = tasks.id)",
     ),
     "input": ("NOT json_valid(input) OR json_type(input) <> 'object'", "NULL"),
+    "role": (f"role NOT IN {(*map(str, Role),)}", "'index'"),
+    "method": ("method NOT IN ('GET', 'POST', 'FORM')", "iif(body = '', 'GET', 'FORM')"),
+    "parent": ("typeof(parent) NOT IN ('integer', 'null')", "NULL"),
+    "modified_at": ("modified_at NOT BETWEEN -1e12 AND 1e12", "NULL"),
+    "list_crc32": ("typeof(list_crc32) NOT IN ('integer', 'null')", "NULL"),
 } | {
     name: (_NO_COUNT.format(name), "0")
-    for name in ("fence", "attempts", "failures", "strikes", "deaths")
+    for name in ("fence", "attempts", "failures", "strikes", "deaths", "depth", "hops")
 }
 """For columns of a task: the condition for a value that no program writes, and its replacement.
 
 An unknown queue or priority, or a time in ten thousand years, would keep a task from ever being
 claimed.
 """
+_IMPOSSIBLE_IN_JOBS = {
+    "status": ("status NOT IN ('importing', 'open', 'done')", "'open'"),
+    "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
+    "hold": ("hold NOT IN ('paused', 'cancelled', 'resuming')", "'paused'"),
+    "created_at": ("created_at NOT BETWEEN 0 AND 1e12", "0"),
+    "completed_at": ("completed_at NOT BETWEEN 0 AND 1e12", "NULL"),
+    "deadline": ("deadline NOT BETWEEN 0 AND 1e12", "NULL"),
+    "options": ("NOT can_read_options(options)", "NULL"),
+}
+"""The same for columns of a job. No command could go on with them."""
 _WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
 
 
 class Contradiction(msgspec.Struct, frozen=True):
-    """A column of a task with a value that cannot be right."""
+    """A column of a task, or of a job, with a value that cannot be right."""
 
     id: int
     task_id: str
+    """For a job, its name."""
     column: str
     what: str
+    kind: str = "task"
 
     def __str__(self) -> str:
-        return f"task {self.task_id}: {self.column} {self.what}"
+        return f"{self.kind} {self.task_id}: {self.column} {self.what}"
 
 
 def describe_contradictions(db: Database) -> list[str]:
     """Return the first few contradictions as text, and how many more there are."""
     what = "is not the one whose checksum its timeline has"
     records = (Contradiction(*each, "record", what) for each in wrong_records(db))
-    found = [*_contradictions(db), *_wrong_rows(db), *records]
+    found = [*_wrong_jobs(db), *_contradictions(db), *_wrong_rows(db), *records]
     return _first_few([str(each) for each in found], "columns of tasks")
 
 
@@ -472,6 +496,23 @@ def _first_few(found: list[str], what: str) -> list[str]:
     return [*found[:_MAX_SHOWN], f"and {len(found) - _MAX_SHOWN:,} more {what}"]
 
 
+def _wrong_jobs(db: Database) -> Iterator[Contradiction]:
+    """Yield each column of a job that cannot have the value it was written with."""
+    can_read: Any = can_read_options  # a damaged column may hold a value of any type
+    db.create_scalar_function("can_read_options", can_read, 1, deterministic=True)
+    there = {column.name for column in _columns(db, "jobs")}
+    for column, (condition, _) in _IMPOSSIBLE_IN_JOBS.items():
+        if column in there:
+            for id_, name, value in db.all(
+                f"SELECT id, name, {column} FROM jobs NOT INDEXED WHERE {condition}"
+            ):
+                yield Contradiction(id_, name, column, _never_written(value), "job")
+
+
+def _never_written(value: object) -> str:
+    return f"is {str(value)[:_MAX_VALUE_SHOWN]!r}, which is never written"
+
+
 def _contradictions(db: Database) -> Iterator[Contradiction]:
     """Yield each column of a task that cannot have the value it was written with."""
     there = {column.name for column in _columns(db, "tasks")}  # an older schema has fewer
@@ -484,8 +525,7 @@ def _contradictions(db: Database) -> Iterator[Contradiction]:
         for column, condition in impossible.items():
             sql = f"SELECT id, task_id, {column} FROM tasks NOT INDEXED WHERE {condition}"
             for id_, task_id, value in db.all(sql):
-                what = f"is {str(value)[:_MAX_VALUE_SHOWN]!r}, which is never written"
-                yield Contradiction(id_, task_id, column, what)
+                yield Contradiction(id_, task_id, column, _never_written(value))
     # A task that a repair made from its result has the final URL, and the key of the first one.
     for id_, task_id, url, key, domain in db.execute(
         """SELECT id, task_id, url, url_key, domain FROM tasks NOT INDEXED
@@ -542,6 +582,10 @@ def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[
 
     A task whose URL cannot be found any more is removed, and so becomes a loss of its job.
     """
+    jobs = list(_wrong_jobs(db))
+    for each in jobs:
+        _, replacement = _IMPOSSIBLE_IN_JOBS[each.column]
+        db.execute(f"UPDATE jobs SET {each.column} = {replacement} WHERE id = ?", (each.id,))
     found = list(_contradictions(db))
     lost = 0
     for each in found:
@@ -549,12 +593,17 @@ def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[
             lost += not _correct_url(db, pending, each, is_indexed)
             continue
         _, replacement = _IMPOSSIBLE_VALUES[each.column]
-        db.execute(f"UPDATE tasks SET {each.column} = {replacement} WHERE id = ?", (each.id,))
+        sql = f"UPDATE OR IGNORE tasks SET {each.column} = {replacement} WHERE id = ?"
+        db.execute(sql, (each.id,))
+        if not db.changes() and db.one("SELECT 1 FROM tasks WHERE id = ?", (each.id,)):
+            _remove_task(db, each.id)  # its crawl has found the page again since
+            lost += 1
         if each.column == "input":
             _note_lost_input(db, each.id)
             db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
     rows = _give_up_rows(db)
     return {
+        "columns of jobs corrected": len(jobs),
         "columns of tasks corrected": len(found) - lost,
         "tasks removed, because their URLs are lost": lost,
         "damaged rows of input, to be imported again": rows,
@@ -605,13 +654,18 @@ def _correct_url(db: Database, pending: Path, wrong: Contradiction, is_indexed: 
         )
         if db.changes():  # otherwise another task for this page is open by now
             return True
+    _remove_task(db, wrong.id)
+    return False
+
+
+def _remove_task(db: Database, task: int) -> None:
+    """Remove the row of a task; what it still tells is kept for a task that is rebuilt."""
     db.execute(
         """INSERT OR REPLACE INTO indexed (id, task_id, url_key, parcel_id, job_id)
            SELECT id, task_id, url_key, parcel_id, job_id FROM tasks WHERE id = ?""",
-        (wrong.id,),
+        (task,),
     )
-    db.execute("DELETE FROM tasks WHERE id = ?", (wrong.id,))
-    return False
+    db.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
 
 def _final_address(db: Database, task: int, key: bytes) -> Address | None:

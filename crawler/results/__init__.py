@@ -125,6 +125,7 @@ def export(
     *,
     job: Job | None = None,
     since: float | None = None,
+    roles: Sequence[str] = (),
     all_rows: bool = False,
     columns: Sequence[str] = (),
     pages: Path | None = None,
@@ -153,7 +154,7 @@ def export(
             if all_rows and each:
                 found = lpm.results.input_rows(each)
             else:
-                found = lpm.results.read(each, since)
+                found = lpm.results.read(each, since, roles=roles)
             for row in found:
                 failpoint("exporting")
                 rows_read += 1
@@ -190,7 +191,7 @@ def export(
     if str(target) != "-":
         file = str(target.absolute())
     for each, count in zip(jobs, results_of_job, strict=True):
-        lpm.timeline.note_export(file, form, each, since, count, last_event)
+        lpm.timeline.note_export(file, form, each, since, count, last_event, roles)
     return Exported(rows_read, total, written)
 
 

@@ -37,7 +37,7 @@ from crawler.errors import FetchError, InputError, StoreError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Job, RawLocation, encoded_input
+from crawler.models import NO_DEADLINE, Job, RawLocation, Role, encoded_input
 from crawler.results import whole_file
 from crawler.results.archive import BATCH_SIZE, ZSTD_OPTIONS, maintenance_lock
 
@@ -141,6 +141,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     raw: RawLocation | None
     carried: Carried
     invalid: list[str] = []
+    role: Role | None = None
+    depth: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+    parent: str | None = None
+    method: Literal["GET", "POST", "FORM"] = "GET"
+    body: str = ""
 
 
 def bundle(
@@ -609,6 +614,11 @@ class _Insert:
             "input": encoded_input(record.input),
             "imported_at": carried.imported_at,
             "completed_at": carried.completed_at,
+            "role": record.role,
+            "depth": record.depth,
+            "parent": record.parent,
+            "method": record.method,
+            "body": record.body,
         }
         result = {
             "record": data.decode(),

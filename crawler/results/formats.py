@@ -3,10 +3,10 @@ in memory that does not grow.
 
 A table (csv, xlsx, parquet) has these columns: `data.<path>` for each field of the records, sorted;
 `input.<name>` for each input column, in order of first appearance; then `BASE_COLUMNS`, with `line`
-after `message` if input rows are exported. A list of plain values becomes one text joined with
-` | `. A list that contains objects or lists, and anything deeper than `MAX_DEPTH`, becomes
-compact JSON. Columns beyond a format's limit, those with the fewest rows, are folded into one JSON
-column, `data.more`.
+after `message` if input rows are exported; then those of `LAST_COLUMNS` that a result has. A list
+of plain values becomes one text joined with ` | `. A list that contains objects or lists, and
+anything deeper than `MAX_DEPTH`, becomes compact JSON. Columns beyond a format's limit, those with
+the fewest rows, are folded into one JSON column, `data.more`.
 """
 
 import codecs
@@ -53,6 +53,8 @@ BASE_COLUMNS: dict[str, type] = {
     "raw_length": int,
 }
 """Columns of every table, with their types."""
+LAST_COLUMNS: dict[str, type] = {"role": str, "depth": int, "parent": str, "invalid": str}
+"""Columns of tables with results of a crawl, or with invalid ones."""
 MAX_DEPTH = 4
 """Levels of objects in a record that become columns; deeper ones are JSON."""
 MAX_COLUMNS_BEYOND_LIMIT = 20_000
@@ -90,6 +92,8 @@ def flatten(result: Mapping[str, Any]) -> Row:
     row["status"] = result.get("status", "completed")
     if "line" in result:
         row["line"] = result["line"]
+    if "role" in result:
+        row |= {name: result[name] for name in ("role", "depth", "parent")}
     if "invalid" in result:
         row["invalid"] = _cell(result["invalid"])
     parser, raw = result["parser"] or {}, result["raw"] or {}
@@ -224,7 +228,7 @@ def spooled_table(
 
 def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
     """Drop the columns with the fewest rows, those of the input last; those of every table stay."""
-    names = [name for name in seen if name not in BASE_COLUMNS and name != "line"]
+    names = [name for name in seen if name.startswith(("data.", "input."))]
     names.sort(key=lambda name: (not name.startswith("input."), -(seen[name] // _ROW)))
     room = max(0, limit - (len(seen) - len(names)))
     for name in names[room:]:
@@ -241,6 +245,7 @@ def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
         columns[name] = kind
         if name == "message" and "line" in seen:
             columns["line"] = int
+    columns |= {name: kind for name, kind in LAST_COLUMNS.items() if name in seen}
     if folded:
         more = "data.more"
         while more in columns:

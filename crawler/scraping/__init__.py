@@ -331,7 +331,7 @@ class Attempt:
         links = self._how.links
 
         def within_scope(url: str) -> AbstractAsyncContextManager[None]:
-            if links and links.scope.refuses(url) == scope.OUT:
+            if links and not links.scope.has_host(url):
                 shown = urls.without_credentials(url)[:300]
                 raise FetchError("out_of_scope", f"the form leads to {shown}, out of scope")
             return hook(url)

@@ -149,7 +149,9 @@ class LinkFilter:
     def follow_redirect(self, task: Task, url: str) -> Link | str:
         """Return the task for the target of a redirect, or why it is not followed."""
         address = parse(scope.without_session(url))
-        guard = "" if task.role is Role.SITEMAP else self.scope.refuses(address.url)
+        guard = ""
+        if task.role is not Role.SITEMAP:
+            guard = self.scope.refuses(address.url, is_start=task.role is Role.START)
         if guard:
             return guard
         link = self._link(task, address, task.role)
@@ -214,6 +216,8 @@ class LinkFinder(NamedTuple):
 
     def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
         """Return the tasks for the links of an HTML page."""
+        if self.filter.options.sitemap == "only":
+            return Followed()
         crc32 = self.task.list_crc32
         own = self._of_class(page, html, tree)
         found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget, own)
@@ -252,6 +256,8 @@ class LinkFinder(NamedTuple):
 
     def in_json(self, body: bytes, page: Page) -> Followed:
         """Return the tasks for the links of a JSON answer."""
+        if self.filter.options.sitemap == "only":
+            return Followed()
         crc32 = self.task.list_crc32
         own = self._of_class(page, body)
         found = links.in_json(body, page, self.site, self.role, crc32, self.budget, own)

@@ -61,9 +61,10 @@ class Scope:
         self._clock = clock
         self._authorities: dict[tuple[str, str], bool] = {}
 
-    def refuses(self, url: str) -> str:
-        """Return the guard that leaves a URL out, or `OUT`; empty if the URL is followed."""
-        if not self.covers(url):
+    def refuses(self, url: str, is_start: bool = False) -> str:
+        """Return the guard that leaves a URL out, or `OUT`; empty if the URL is followed. A start
+        need not fit the patterns."""
+        if not (self.has_host(url) if is_start else self.covers(url)):
             return OUT
         if len(url) > MAX_URL_LENGTH:
             return "url_length"
@@ -78,19 +79,23 @@ class Scope:
 
     def covers(self, url: str) -> bool:
         """Return whether a URL lies within the hosts and the patterns of the crawl."""
-        scheme, authority, host, _, _ = split(url)
-        known = self._authorities.get((scheme, authority))
-        if known is None:
-            if len(self._authorities) > 10_000:
-                self._authorities.clear()
-            known = self._authorities[scheme, authority] = self._has_host(authority, host)
-        if not known:
+        if not self.has_host(url):
             return False
         if self._include and not any(each.search(url) for each in self._include):
             return False
         return not any(each.search(url) for each in self._exclude)
 
-    def _has_host(self, authority: str, host: str) -> bool:
+    def has_host(self, url: str) -> bool:
+        """Return whether a URL lies within the hosts of the crawl."""
+        scheme, authority, host, _, _ = split(url)
+        known = self._authorities.get((scheme, authority))
+        if known is None:
+            if len(self._authorities) > 10_000:
+                self._authorities.clear()
+            known = self._authorities[scheme, authority] = self._is_host(authority, host)
+        return known
+
+    def _is_host(self, authority: str, host: str) -> bool:
         if _without_www(authority) in self._hosts or host.endswith(self._suffixes):
             return True
         return f"{_without_www(host)}:*" in self._hosts

@@ -90,6 +90,18 @@ def test_a_crawl_through_a_form_and_by_postbacks(folder: Folder, portal: Portal)
     assert portal.paths("POST").count("/results") == 3
 
 
+def test_patterns_are_for_links_and_not_for_forms(folder: Folder, portal: Portal) -> None:
+    """A form leads to its results, and they go on by postbacks, whether they fit --include or
+    not."""
+    describe(folder, portal, LISTS)
+
+    done = folder.crawler("crawl", "county", "--workers", "1", "--include", "/parcel/")
+
+    assert done.returncode == 0, done.stdout
+    found = {result["url"] for result in folder.results()}
+    assert {f"{portal.url}/parcel/{n}" for n in range(portal.items)} <= found
+
+
 def test_a_server_that_forgets_a_list_and_says_so_nowhere(folder: Folder, portal: Portal) -> None:
     """An empty page where there should be more items is fetched again from the list's beginning."""
     portal.forgetful = 1

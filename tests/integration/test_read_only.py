@@ -30,6 +30,7 @@ READING = {
     "results export": ["--output", "a.csv", "--all-rows"],
     "results list": ["--limit", "5"],
     "results show": [URL],
+    "shell": [URL, "-c", "print(page.url)"],
     "status": [],
     "sync rejected": [],
     "sync status": [],
@@ -37,11 +38,13 @@ READING = {
     "why": [URL],
 }
 WRITING = {
-    "bulk import", "demo", "prune", "domains reset", "drill", "job accept", "job cancel",
+    "bulk import", "crawl", "demo", "prune", "domains reset", "drill", "job accept", "job cancel",
     "job pause", "job resume", "ondemand", "results archive", "results unbundle", "resume", "retry",
     "run", "scrape", "sync push", "sync retry", "up", "down", "worker",
 }  # fmt: skip
-ELSEWHERE = {"domains list", "completion"}
+ELSEWHERE = {
+    "domains list", "completion", "map", "sites check", "sites list", "sites new", "sites show",
+}  # fmt: skip
 """What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""
 
 

@@ -165,6 +165,9 @@ def test_the_shell_runs_code_on_a_page(folder: Folder, site: Site) -> None:
     from stdin."""
     write_class(folder)
     url = site.page(7)
+    scratch = folder.path / "tmp"
+    scratch.mkdir()
+    folder.env["TMPDIR"] = str(scratch)
 
     ran = folder.crawler("shell", url, "-c", "print(record); print(len(css('h1')), page.status)")
 
@@ -185,6 +188,7 @@ def test_the_shell_runs_code_on_a_page(folder: Folder, site: Site) -> None:
         env=folder.env, cwd=folder.path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (piped.returncode, piped.stdout) == (0, "{} 1\n"), piped.stderr
+    assert list(scratch.iterdir()) == []
 
 
 def test_the_shell_shows_the_stored_page(folder: Folder, site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from crawler.examples.county import PASSWORD, USER, County
 from crawler.examples.server import Running
 from tests.support.graph import Graph
+from tests.support.pages import Answer, Pages, parcel
 from tests.support.stack import Folder
 from tests.support.traps import Links
 
@@ -80,7 +81,8 @@ def test_a_site_without_end_ends_at_its_limits(folder: Folder, sites: Running) -
 
     receipt = _crawl(folder, f"{base}/", "--limit", str(limit), "--exclude", "/(many|million)/")
 
-    asked = [name for name in sites.requests("trap.localhost") if "robots" not in name]
+    no_pages = ("/robots.txt", "/sitemap.xml")
+    asked = [name for name in sites.requests("trap.localhost") if not name.endswith(no_pages)]
     assert len(asked) <= limit
     assert _guards(receipt) >= {"limit", "session_parameter", "calendar"}
     assert len([name for name in asked if "/session/" in name]) <= 21
@@ -121,3 +123,25 @@ def test_every_row_is_searched_for_by_itself(folder: Folder) -> None:
     found = _collected(folder)
     assert Counter({url: n for url, n in found.items() if "/parcel/" in url}) == expected
     assert searched == len(portal.rows())
+
+
+def test_sitemaps_alone(folder: Folder) -> None:
+    """With --sitemap only, the pages in sitemaps are fetched, and no start, form or link."""
+    with Pages() as pages:
+        listed = pages.parcels(3)
+        pages.answers["/page/2"].body = parcel(2) + '<a href="/page/9">more</a>'
+        urls = "".join(f"<url><loc>{url}</loc></url>" for url in listed)
+        xml = {"Content-Type": "application/xml"}
+        pages.answers["/sitemap.xml"] = Answer(f"<urlset>{urls}</urlset>", headers=xml)
+        file = folder.path / "config" / "sites" / "here.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(
+            f"start: [{pages.url}/, {{url: {pages.url}/form, form: {{values: {{q: x}}}}}}]\n"
+        )
+
+        for start in (pages.url, "here"):
+            pages.asked.clear()
+            receipt = _crawl(folder, start, "--sitemap", "only", "--rate", "none")
+
+            assert receipt["crawl"]["pages"] == 3, start
+            assert set(pages.paths()) == {"/sitemap.xml", "/page/0", "/page/1", "/page/2"}, start

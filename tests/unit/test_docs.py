@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from crawler import models
 from crawler.cli import output
 from crawler.cli.commands import stack
 from crawler.cli.main import cli
+from crawler.db import links as crawl_tables
 from crawler.scraping import follow, scope
 from crawler.sites import links, sitemaps
 
@@ -142,7 +144,30 @@ def test_every_guard_is_explained() -> None:
         ("repeated_path", scope.MAX_SAME_SEGMENTS),
         ("calendar", scope.YEARS_BACK),
         ("calendar", scope.YEARS_AHEAD),
+        ("sitemaps", crawl_tables.MAX_SITEMAPS),
         ("sitemap_levels", follow.MAX_SITEMAP_LEVELS),
         ("sitemap_size", sitemaps.MAX_URLS),
     ):
         assert re.search(rf"\b{limit:,}\b", rows[guard]), (guard, limit)
+
+
+def test_the_layers_are_those_of_the_contract() -> None:
+    """docs/ARCHITECTURE.md names the modules in the order that the import linter checks."""
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    shown = re.findall(r"`(cli → .*?)`", page, re.DOTALL)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [contract] = project["tool"]["importlinter"]["contracts"]
+
+    layers = " → ".join(layer.replace(" | ", ", ") for layer in contract["layers"])
+    assert [" ".join(text.split()) for text in shown] == [layers]
+
+
+def test_every_package_and_module_is_explained() -> None:
+    """docs/ARCHITECTURE.md has a row for each part of the program."""
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    section = page.partition("\n## The packages\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)/?`", row)}
+
+    parts = {path.name for path in (ROOT / "crawler").iterdir() if path.name[0] != "_"}
+    assert named == parts

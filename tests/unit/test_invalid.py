@@ -11,7 +11,7 @@ from crawler.analyze import profile, report
 from crawler.analyze.sources import find
 from crawler.lpm import LocalPersistenceManager
 from crawler.results.bundle import bundle, unbundle
-from crawler.results.formats import flatten
+from crawler.results.formats import flatten, spooled_table
 from tests.support.patient import look
 from tests.support.tasks import done, new, open_job, page
 
@@ -48,6 +48,8 @@ def test_the_result_has_its_reasons(lpm: LocalPersistenceManager) -> None:
     assert bad["invalid"] == file["invalid"] == list(REASONS)
     assert (bad["verdict"], bad["data"]["owner"]) == ("ok", None)
     assert flatten(bad)["invalid"] == " | ".join(REASONS)
+    with spooled_table([good, bad], None, 100) as table:
+        assert [*table.only(["invalid"])] == [[None], [" | ".join(REASONS)]]
 
 
 def test_a_receipt_counts_invalid_records(lpm: LocalPersistenceManager) -> None:

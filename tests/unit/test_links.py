@@ -326,7 +326,8 @@ def test_sitemaps_may_be_elsewhere_and_their_pages_may_not(tmp_path: Path) -> No
 
 
 def test_a_redirect_is_judged_like_a_link(tmp_path: Path) -> None:
-    """Its target is a task at the same depth, one redirect on, or is left out."""
+    """Its target is a task at the same depth, one redirect on, or is left out; patterns are not for
+    starts."""
     crawl = Crawl(tmp_path, exclude=("/login",))
     moved = task("/old", role=Role.START, depth=0, hops=1)
 
@@ -335,7 +336,9 @@ def test_a_redirect_is_judged_like_a_link(tmp_path: Path) -> None:
     assert isinstance(to, Link)
     assert (to.role, to.depth, to.hops) == (Role.START, 0, 2)
     assert crawl.filter.follow_redirect(moved, "http://b.example/") == "out of scope"
-    assert crawl.filter.follow_redirect(moved, f"{BASE}/login?next=/") == "out of scope"
+    found = task("/found", depth=1)
+    assert crawl.filter.follow_redirect(found, f"{BASE}/login?next=/") == "out of scope"
+    assert isinstance(crawl.filter.follow_redirect(moved, f"{BASE}/login?next=/"), Link)
     assert crawl.filter.follow_redirect(moved, f"{BASE}/big.zip") == "file_type"
 
 

@@ -634,8 +634,13 @@ def test_what_an_older_program_has_delivered_is_known(
     gateway.rules = [counting(gateway, set())]
     of_parcels(lpm, *range(3))
     rounds(lpm, gateway)
+    of_crawls = ["role", "depth", "hops", "parent", "method", "body", "modified_at", "list_crc32"]
+    columns = "".join(f"ALTER TABLE tasks DROP COLUMN {name};" for name in of_crawls)
     lpm.store.durable.execute(
-        """DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more;
+        f"""DROP INDEX tasks_by_url; DROP INDEX tasks_of_crawl; {columns}
+           CREATE INDEX tasks_by_url ON tasks(url_key); DROP TABLE crawl_counts;
+           ALTER TABLE results DROP COLUMN invalid; ALTER TABLE exports DROP COLUMN roles;
+           DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more;
            DROP TABLE delivery_keys; ALTER TABLE outbox DROP COLUMN replaced;
            UPDATE outbox SET state = 'rejected' WHERE task = 1;
            PRAGMA user_version = 7"""

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.options import data_dir_option, job_option, json_option
+from crawler.cli.options import data_dir_option, job_option, json_option, role_option
 from crawler.cli.output import (
     UNACCOUNTED,
     check_reason,
@@ -23,6 +23,7 @@ from crawler.cli.output import (
     find_job_if_named,
     job_label,
     print_json,
+    print_left_out,
     print_reasons,
     print_receipt,
     say,
@@ -68,20 +69,23 @@ def list_(as_json: bool) -> None:
     with existing_store() as lpm:
         jobs = lpm.jobs.all()
         books = [lpm.counts.of_job(each) for each in jobs]
-        found = list(zip(jobs, books, lpm.unaccounted(jobs), strict=True))
+        crawls = map(lpm.crawls.progress, jobs, books)
+        found = list(zip(jobs, books, lpm.unaccounted(jobs), crawls, strict=True))
     if as_json:
         print_json(
             [
-                _job_facts(each) | {"books": counts, "unaccounted": missing}
-                for each, counts, missing in found
+                _job_facts(each) | {"books": counts, "unaccounted": missing, "crawl": crawl}
+                for each, counts, missing, crawl in found
             ]
         )
         return
-    for each, counts, missing in found:
+    for each, counts, missing, crawl in found:
         done = f"{counts.accepted - counts.open:,} of {counts.accepted:,} done"
         without_result = counts.failed + counts.skipped + counts.expired
         if without_result:
             done += f", {without_result:,} without a result"
+        if crawl:
+            done = str(crawl)
         print(f"{printable(each.name)[:34]:34} {each.state:9} {done}")
         for what in missing:
             print(f"  UNACCOUNTED: {printable(what)}")
@@ -108,6 +112,7 @@ def show(name: str, as_json: bool) -> None:
     with existing_store() as lpm:
         each = find_job(lpm, name)
         receipt = lpm.receipt(each)
+        crawl = lpm.crawls.progress(each, receipt.books)
         examples = lpm.counts.examples(each)
         finder, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = finder.limits(each), lpm.jobs.later_namesakes(each)
@@ -118,9 +123,13 @@ def show(name: str, as_json: bool) -> None:
             forecast = of_job(lpm.counts, each, limits, now, waits)
     if as_json:
         facts = {"receipt": receipt, "failures": examples, "forecast": forecast, "waits": waits}
-        print_json(_job_facts(each) | facts | _later_jobs(later))
+        print_json(_job_facts(each) | facts | {"crawl": crawl} | _later_jobs(later))
         return
-    origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
+    origin = printable(each.source_file or "no file")
+    if each.of_gateway:
+        origin = "a Gateway"
+    elif each.options.crawl:
+        origin = printable(" ".join(each.options.crawl.starts))
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
     period = f"began {times.show(each.created_at, now, tz)}"
     if each.completed_at:
@@ -133,7 +142,11 @@ def show(name: str, as_json: bool) -> None:
     for wait in waits:
         title = "no forecast" if wait is endless else "waits"
         print(f"{title}: {printable(finder.describe(wait))}")
+    if crawl:
+        print(f"crawl: {crawl}")
     print_reasons(receipt.reasons, examples, each)
+    if receipt.crawl:
+        print_left_out(receipt.crawl)
     print_receipt(receipt)
 
 
@@ -314,6 +327,7 @@ def tasks() -> None:
 )
 @click.option("--reason", help="Only this reason, such as timeout or http_500.")
 @job_option
+@role_option
 @click.option("--domain", help="Only this domain.")
 @click.option(
     "--limit", type=click.IntRange(1), help="Maximum tasks to list (default: 100; --json: all)."
@@ -324,6 +338,7 @@ def list_tasks(
     statuses: tuple[str, ...],
     reason: str | None,
     job_name: str | None,
+    roles: tuple[str, ...],
     domain: str | None,
     limit: int | None,
     as_json: bool,
@@ -340,7 +355,7 @@ def list_tasks(
     count = 0
     with existing_store() as lpm:
         each = find_job_if_named(lpm, job_name)
-        for task in lpm.tasks.select(each, statuses, reason, domain, most):
+        for task in lpm.tasks.select(each, statuses, reason, domain, most, roles):
             count += 1
             if as_json:
                 print(msgspec.json.encode(task).decode())

@@ -92,7 +92,7 @@ def map(
         depth=None,
         include=include,
         exclude=exclude,
-        limit=0,  # it would count sitemaps, too
+        limit=0,  # `Found` has the limit, which is of URLs
         sitemap=sitemap,
     )
     found = Found(limit, _ignore if as_json else _print_url)

@@ -18,6 +18,7 @@ from crawler.cli.options import (
     job_option,
     json_option,
     output_option,
+    role_option,
     since_option,
 )
 from crawler.cli.output import (
@@ -64,14 +65,15 @@ def results() -> None:
 
 @results.command("list")
 @job_option
+@role_option
 @click.option(
     "--limit", type=click.IntRange(1), help="Show the newest N results (default on a terminal: 20)."
 )
 @json_option
 @data_dir_option
-def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
+def list_(job_name: str | None, roles: tuple[str, ...], limit: int | None, as_json: bool) -> None:
     """Count results and the files in pending/, and show the newest. Archived and delivered results
-    count too.
+    count too. --role chooses which are shown, not which are counted.
 
     \b
     Example:
@@ -88,7 +90,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
                 job = find_job_if_named(lpm, job_name)
                 sent = lpm.outbox.delivery(job)
                 if wanted:
-                    items = lpm.results.newest(job, wanted)
+                    items = lpm.results.newest(job, wanted, roles)
                 files = store.check_pending_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
@@ -106,7 +108,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             "delivery": sent,
         }
         if limit:
-            names = (*LISTED_FIELDS, "invalid")
+            names = (*LISTED_FIELDS, "role", "depth", "parent", "invalid")
             facts["items"] = [
                 {name: item[name] for name in names if name in item} for item in items
             ]
@@ -239,6 +241,7 @@ def _column_names(
     help="Format (default: by the file's ending).",
 )
 @job_option
+@role_option
 @since_option
 @click.option(
     "--all-rows",
@@ -264,6 +267,7 @@ def export(
     output: Path,
     form: str | None,
     job_name: str | None,
+    roles: tuple[str, ...],
     since: float | None,
     all_rows: bool,
     columns: tuple[str, ...],
@@ -290,8 +294,8 @@ def export(
         raise click.UsageError(
             f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}"
         )
-    if all_rows and since:
-        raise click.UsageError("--all-rows does not go with --since")
+    if all_rows and (since or roles):
+        raise click.UsageError("--all-rows does not go with --since or --role")
     if all_rows and form == "warc":
         raise click.UsageError("--all-rows does not go with the format warc")
     if columns and form not in store.TABLES:
@@ -307,6 +311,7 @@ def export(
             form,
             job=job,
             since=since,
+            roles=roles,
             all_rows=all_rows,
             columns=columns,
             pages=pages,

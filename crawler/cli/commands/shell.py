@@ -56,26 +56,27 @@ def shell(url: str, stored: bool, fresh: bool, code: str | None) -> int:
     """
     if stored and fresh:
         raise click.UsageError("either --stored or --fetch, not both")
-    prompt = Prompt(config.load(), stored_only=stored)
-    try:
-        prompt.open(url, fresh=fresh)
-    except FetchError as error:
-        raise click.ClickException(f"{error.message} ({error.reason})") from None
-    if code is None and not sys.stdin.isatty():
-        code = sys.stdin.read()
-    if code is None:
-        prompt.interact()
-        return 0
-    return int(not prompt.run(code))
+    with tempfile.TemporaryDirectory(prefix="crawler-shell-") as scratch:
+        prompt = Prompt(config.load(), Path(scratch), stored_only=stored)
+        try:
+            prompt.open(url, fresh=fresh)
+        except FetchError as error:
+            raise click.ClickException(f"{error.message} ({error.reason})") from None
+        if code is None and not sys.stdin.isatty():
+            code = sys.stdin.read()
+        if code is None:
+            prompt.interact()
+            return 0
+        return int(not prompt.run(code))
 
 
 class Prompt:
     """The names of a prompt, which change with the page."""
 
-    def __init__(self, settings: Settings, stored_only: bool) -> None:
+    def __init__(self, settings: Settings, scratch: Path, stored_only: bool) -> None:
         from crawler import sites
 
-        self._settings, self._stored_only = settings, stored_only
+        self._settings, self._scratch, self._stored_only = settings, scratch, stored_only
         self._sites: Sites = sites.load(settings.config_dir, settings.rate)
         self._single: SinglePages | None = None
         self.names = _Names(fetch=self.fetch, __name__="__main__")
@@ -122,7 +123,7 @@ class Prompt:
         if self._single is None:
             robots = settings.data_dir / "run" / "robots"
             if not LocalPersistenceManager.exists(settings.data_dir):
-                robots = Path(tempfile.mkdtemp())  # looking at a page makes no store
+                robots = self._scratch  # looking at a page makes no store
             connect = shared_permit(settings)
             permit = connect(f"shell-{os.getpid()}") if connect else None
             self._single = SinglePages(settings, self._sites, robots, permit)

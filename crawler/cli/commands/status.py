@@ -146,6 +146,7 @@ def _add_store_facts(
             "created_at": job.created_at,
             "unaccounted": unaccounted,
             "late": late.get(job.name),
+            "crawl": lpm.crawls.progress(job, facts["jobs"][job.name]),
         }
     if not any(missing):
         facts["unaccounted"] = lpm.pages.missing()
@@ -315,6 +316,8 @@ def _print_status(facts: dict[str, Any], settings: Settings) -> None:
     now, tz = time.time(), times.zone(settings.timezone)
     for job_name, about in facts["job_facts"].items():
         name, open_ = printable(job_name), _open_count(facts["jobs"][job_name])
+        if about["crawl"]:
+            print(f"{name} is a crawl: {about['crawl']}")
         if open_ and about["state"] == "cancelled":
             print(f"{name} is cancelled")
         for what in about["unaccounted"]:
@@ -518,8 +521,11 @@ class Watch:
 
     def _progress(self, counts: dict[str, int], about: dict[str, Any]) -> str:
         open_ = _open_count(counts)
-        parts = [f"{counts['accepted'] - open_:,}/{counts['accepted']:,}"]
-        parts += [f"{counts[state]:,} {state}" for state in _WITHOUT_RESULT if counts[state]]
+        if about["crawl"]:
+            parts = [str(about["crawl"])]
+        else:
+            parts = [f"{counts['accepted'] - open_:,}/{counts['accepted']:,}"]
+            parts += [f"{counts[state]:,} {state}" for state in _WITHOUT_RESULT if counts[state]]
         if about["state"] in ("paused", "cancelled", "done"):
             parts.append(about["state"])
         elif about["eta_s"] is not None:
