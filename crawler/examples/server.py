@@ -83,6 +83,13 @@ def redirect(target: str, status: int = 302, *cookies: str) -> Response:
     return Response(b"", status, HTML, tuple(headers))
 
 
+def integer(text: str) -> int:
+    """Return the number that a visitor has sent; 0 if it is none."""
+    if text.isascii() and text.isdigit() and len(text) < 9:
+        return int(text)
+    return 0
+
+
 def not_found() -> Response:
     """Say that there is no such page."""
     return Response(b"<!doctype html><title>Not found</title><h1>Not found</h1>", 404)

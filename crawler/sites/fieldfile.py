@@ -358,8 +358,10 @@ def _json_value(node: Node) -> Any:
         return [_json_value(item) for item in node.items]
     if node.kind == "mapping":
         return {key: _json_value(value) for key, (_, value) in entries_of(node).items()}
-    if node.is_null or node.is_quoted:
-        return None if node.is_null else node.text
+    if node.is_null:
+        return None
+    if node.is_quoted:
+        return node.text
     try:
         return msgspec.json.decode(node.text)
     except msgspec.DecodeError:

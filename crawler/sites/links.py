@@ -187,8 +187,9 @@ class _Html:
         except css.TooMuch:
             return ""
         for node in nodes[:1]:
-            text = node.attrs.get(cursor.attr) if cursor.attr else node.text(strip=True)
-            return (text or "").strip()
+            if cursor.attr:
+                return (node.attrs.get(cursor.attr) or "").strip()
+            return node.text(strip=True).strip()
         return ""
 
     def _hrefs(self, nodes: list[LexborNode]) -> list[str]:
@@ -364,7 +365,9 @@ def _after(rule: Pagination, found: _Html | _Json, url: str) -> str:
         cursor = found.cursor(rule.cursor)
         if cursor.startswith(("http://", "https://", "/")):
             return structured.absolute(url, cursor)
-        return _with_parameter(url, rule.cursor.parameter, cursor) if cursor else ""
+        if not cursor:
+            return ""
+        return _with_parameter(url, rule.cursor.parameter, cursor)
     number = _number(rule, url) + rule.step
     if rule.parameter:
         return _with_parameter(url, rule.parameter, str(number))

@@ -181,7 +181,8 @@ class PageView:
             url = structured.absolute(found.base, href)
             if url and self.site.covers(url):
                 kind = self.site.kind_of(url)
-                links.setdefault(url, str(role or (kind.role if kind else Role.INDEX)))
+                by_url = kind.role if kind else Role.INDEX
+                links.setdefault(url, str(role or by_url))
         return list(links.items())
 
     def urljoin(self, reference: str) -> str:
