@@ -101,7 +101,8 @@ def draft(page: Page) -> Draft:
     kept = {key: value for key, value in fields.items() if key in found}
     text = _text(url, group, pagination, kept)
     site = _loaded(name, text)
-    followed = links.in_html(tree, html, page, site, Role.START, None, budget).links
+    rules = links.LinkRules(site, Role.START)
+    followed = links.in_html(tree, html, page, rules, budget).links
     items = sum(link.role is Role.LISTING for link in followed)
     return Draft(name, text, items, found)
 

@@ -170,11 +170,10 @@ class PageView:
     @cached_property
     def links(self) -> list[tuple[str, str]]:
         """The URLs to which the site's file leads from here, with their roles."""
-        from crawler.sites.links import in_html
+        from crawler.sites.links import LinkRules, in_html
 
-        found = in_html(
-            self.tree, self.utf8, self._answer, self.site, Role.START, None, self.budget
-        )
+        rules = LinkRules(self.site, Role.START)
+        found = in_html(self.tree, self.utf8, self._answer, rules, self.budget)
         links: dict[str, str] = {}
         roles = [(link.href, link.role) for link in found.links]
         for href, role in (*roles, *((href, None) for href in found.hrefs)):
