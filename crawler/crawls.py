@@ -1,8 +1,8 @@
 """Begins crawls: URLs and names of sites become a job with its starts and sitemaps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from crawler.bulk import INPUT, Secrets, rows, source_name
 from crawler.config import Settings
 from crawler.db.imports import RejectedRow
 from crawler.db.links import Start
-from crawler.errors import UrlError, UsageError
+from crawler.errors import InputError, UrlError, UsageError
 from crawler.fetch.session import Session
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import CrawlOptions, Job, JobOptions, Link, Role
@@ -97,9 +97,11 @@ def begin(
         raise UsageError(note)
     crawl = begun.options.crawl
     assert crawl is not None
-    checksum, source_file = "", None
+    checksum, source_file, batches = "", None, iter(list[_Batch]())
     if rows_file:
         checksum, source_file = rows.checksum(rows_file), source_name(rows_file)
+        batches = _batches(rows_file, begun)
+        batches = chain([next(batches)], batches)
     digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
     key = f"name:{job_name}" if job_name else f"crawl:{digest}:{queue}"
     with LocalPersistenceManager(settings.data_dir) as lpm:
@@ -128,7 +130,7 @@ def begin(
             if not rows_file:
                 lpm.imports.close(job, lpm.now())
                 return Begun(job, added, note)
-            return _add_rows(lpm, job, begun, rows_file, checksum, added)
+            return _add_rows(lpm, job, batches, rows_file, checksum, added)
 
 
 def _missing_rows(begun: Plan, rows_file: Path | None) -> str:
@@ -147,32 +149,56 @@ def _columns(begun: Plan) -> list[str]:
     return [column for each in begun.row_forms for column in each.form.columns]
 
 
+class _Batch(NamedTuple):
+    """Some rows of a file: the starts made of them, and those that none could be made of."""
+
+    starts: list[Start]
+    bad: list[rows.Reject]
+    rows: int
+
+
+def _batches(file: Path, begun: Plan) -> Iterator[_Batch]:
+    """Read a file; raises `InputError` for one that cannot be used before anything is stored."""
+    read = rows.read_fields(file, frozenset({*_columns(begun), "parcel_id", "priority"}))
+    is_first = True
+    while items := list(islice(read, COMMIT_ROWS)):
+        batch = _Batch([], [], len(items))
+        for item in items:
+            if isinstance(item, rows.Reject):
+                batch.bad.append(item)
+                continue
+            try:
+                batch.starts.extend(_row_starts(item, begun.row_forms))
+            except ValueError as error:
+                batch.bad.append(rows.rejected(item, str(error)))
+        if is_first and not batch.starts and len(items) < COMMIT_ROWS:
+            first = batch.bad[0]
+            raise InputError(str(file), f"no row of it can be used: {first.reason}", first.line)
+        is_first = False
+        yield batch
+
+
 def _add_rows(
-    lpm: LocalPersistenceManager, job: Job, begun: Plan, file: Path, checksum: str, added: int
+    lpm: LocalPersistenceManager,
+    job: Job,
+    batches: Iterable[_Batch],
+    file: Path,
+    checksum: str,
+    added: int,
 ) -> Begun:
     """Submit each form once for each row; a bad row costs no good one."""
     number = lpm.imports.number_of(job, checksum)
     count = rejected = 0
-    wanted = frozenset({*_columns(begun), "parcel_id", "priority"})
     with rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
-        read = rows.read_fields(file, wanted)
-        while batch := list(islice(read, COMMIT_ROWS)):
-            starts: list[Start] = []
-            bad: list[rows.Reject] = []
-            for item in batch:
-                if isinstance(item, rows.Reject):
-                    bad.append(item)
-                    continue
-                try:
-                    starts += _row_starts(item, begun.row_forms)
-                except ValueError as error:
-                    bad.append(rows.rejected(item, str(error)))
-            for reject in bad:
+        for batch in batches:
+            for reject in batch.bad:
                 rejects.add(reject)
-            reasons = [RejectedRow(each.line, each.reason, each.text, each.item) for each in bad]
+            reasons = [
+                RejectedRow(each.line, each.reason, each.text, each.item) for each in batch.bad
+            ]
             lpm.imports.reject(job, reasons, number)
-            added += lpm.crawls.add_starts(job, starts, lpm.now(), source_name(file), number)
-            count, rejected = count + len(batch), rejected + len(bad)
+            added += lpm.crawls.add_starts(job, batch.starts, lpm.now(), source_name(file), number)
+            count, rejected = count + batch.rows, rejected + len(batch.bad)
         lpm.imports.close(job, lpm.now(), checksum, count)
     return Begun(job, added, "", rejected, rejects.path if rejected else None)
 

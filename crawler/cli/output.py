@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 UNACCOUNTED = 5
 """Exit code if tasks are open, or if a job's counts do not add up."""
 _MAX_MISSING_FIELDS = 10
+_MAX_EXAMPLES = 5
+_EXPECTED = {
+    "sitemap": ("sitemap", "read"),
+    "no_sitemap": ("sitemap", "missing"),
+    "redirected": ("redirect", "followed"),
+}
+"""Why tasks of a crawl leave no result, although all is well."""
 GUARDS = {
     "calendar": "left out, far away in a calendar",
     "depth": "left out, further from a start than --depth",
@@ -146,13 +153,22 @@ def delivery_summary(found: Delivery) -> str:
 def print_reasons(
     reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None
 ) -> None:
-    """Print why tasks ended without a result, with examples."""
+    """Print why tasks ended without a result, with examples of those that should have one."""
+    more, expected = 0, []
     for status, counts in reasons.items():
         for reason, count in counts.items():
-            print(f"  {count:,} {status}: {reason}")
+            if status == "skipped" and reason in _EXPECTED:
+                what, end = _EXPECTED[reason]
+                expected.append(f"{counted(count, what)} {end}")
+            else:
+                print(f"  {count:,} {status}: {reason}")
+                more += count
+    if expected:
+        print(f"  {', '.join(expected)}")
+    examples = [task for task in examples if task["reason"] not in _EXPECTED][:_MAX_EXAMPLES]
     for task in examples:
         print(f"    {task_label(task)}: {printable(task['message'] or task['reason'] or '')}")
-    more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
+    more -= len(examples)
     if more > 0 and examples:
         command = f"{program()} tasks list"
         command += "".join(f" --status {status}" for status in reasons)

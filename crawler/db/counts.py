@@ -201,7 +201,7 @@ class Counts(Part):
         """How many tasks robots.txt has kept from being fetched."""
         return self._count(job, "status = 'skipped' AND error_type = 'robots'")
 
-    def examples(self, job: Job | None, most: int = 5) -> list[dict[str, Any]]:
+    def examples(self, job: Job | None, most: int = 8) -> list[dict[str, Any]]:
         """One task for each reason to end without a result, the most frequent reasons first."""
         condition, values = of_job(self._db, job)
         rows = self._db.all(

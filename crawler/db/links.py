@@ -206,6 +206,8 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
             seen.add(key)
             if _insert(db, task.job_id, link, task.id, given, now):
                 limits.count(link)
+            elif link.modified_at is not None:
+                _note_modified(db, key, link.modified_at)
         elif not db.one(_IS_KNOWN, key):
             before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
             left_out[guard] = before.and_more()
@@ -216,6 +218,15 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
         _count(db, task.job_id, "guard", each.guard, each.links, each.example)
     for (kind, name), count in limits.added.items():
         _count(db, task.job_id, kind, name, count)
+
+
+def _note_modified(db: Database, key: tuple[Any, ...], modified_at: float) -> None:
+    """Note what a sitemap says of a page that a link has found before, if it still waits."""
+    db.execute(
+        """UPDATE tasks SET modified_at = ?5 WHERE job_id = ?1 AND url_key = ?2 AND method = ?3
+           AND body = ?4 AND role NOT NULL AND source <> 'bundle' AND status = 'pending'""",
+        (*key, modified_at),
+    )
 
 
 def _count(

@@ -258,6 +258,10 @@ def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now
             _make_job(db, job_id, result.job, scraped_at)
     if db.one("SELECT 1 FROM results WHERE task = ?", (task,)):
         return False
+    moved = _task_at_same_place(db, result)
+    if moved and not moved[1]:  # the number of its row was damaged
+        db.execute("UPDATE results SET task = ? WHERE task = ?", (task, moved[0]))
+        return False
     if not _has_noted_record(db, task, result):
         _set_aside(pending, result.task_id, now)
         return False
@@ -396,16 +400,16 @@ def _of_crawl(db: Database, result: PendingResult) -> int | None:
     if result.role is None:
         return None
     job_id = db.value("SELECT id FROM jobs WHERE name = ?", (result.job,))
-    request = (job_id, _address(result).key, result.method, result.body)
+    request = (job_id, _address_of(result.url).key, result.method, result.body)
     task = db.value(links.FIND.format("id"), request)
     return None if task is None else int(task)
 
 
-def _address(result: PendingResult) -> urls.Address:
+def _address_of(url: str) -> urls.Address:
     try:
-        return urls.parse(result.url)
+        return urls.parse(url)
     except UrlError:  # damaged, too; it is never fetched again
-        return urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+        return urls.Address(url, url.encode("utf-8", "replace"), "")
 
 
 def _forget_pruned(db: Database, raw: Path) -> None:
@@ -464,7 +468,7 @@ def _free_task_number(db: Database) -> int:
 
 def _make_task(db: Database, task: int, result: PendingResult) -> None:
     """Make a task from what its result tells of it."""
-    address = _address(result)
+    address = _address_of(result.url)
     at = result.scraped_at.timestamp()
     source, external_id = _origin(db, result)
     columns = {
@@ -521,10 +525,16 @@ def _rebuild_tasks(db: Database) -> int:
     rows = db.all(
         "SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)"
     )
+    rebuilt = []
     for task, url, at in rows:
+        own = _completed_in_crawl(db, url)
+        if own is not None:  # the number of the result's row was damaged
+            db.execute("UPDATE results SET task = ? WHERE task = ?", (own, task))
+            continue
         task_id, scraped_at = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
         result = PendingResult(task_id=task_id, url=url, final_url=url, scraped_at=scraped_at)
         _make_task(db, task, result)
+        rebuilt.append((task,))
         db.execute("INSERT OR IGNORE INTO no_input (id) VALUES (?)", (task,))
         db.execute(
             """UPDATE tasks SET job_id = (
@@ -550,9 +560,20 @@ def _rebuild_tasks(db: Database) -> int:
     db.executemany(
         """UPDATE OR IGNORE tasks SET role = 'index' WHERE id = ? AND role IS NULL
            AND job_id IN (SELECT id FROM jobs WHERE options ->> '$.crawl' IS NOT NULL)""",
-        [(task,) for task, _, _ in rows],
+        rebuilt,
     )
-    return len(rows)
+    return len(rebuilt)
+
+
+def _completed_in_crawl(db: Database, url: str) -> int | None:
+    """Return the only completed task of a crawl for a page that lacks its result."""
+    tasks = db.column(
+        """SELECT id FROM tasks WHERE url_key = ? AND method = 'GET' AND role NOT NULL
+           AND source <> 'bundle' AND status = 'completed'
+           AND id NOT IN (SELECT task FROM results)""",
+        (_address_of(url).key,),
+    )
+    return int(tasks[0]) if len(tasks) == 1 else None
 
 
 def _reconcile_outbox(db: Database, now: float) -> dict[str, int]:

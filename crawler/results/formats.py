@@ -152,19 +152,25 @@ class Table:
 
     def only(self, wanted: Sequence[str]) -> "Table":
         """Return the table with these columns only. A name without `data.` or `input.` means a
-        field of the records, or else of the input."""
+        field of the records, or else of the input; that of an object means all its columns."""
         known = dict(self.columns)
         if self.folded:
             known.popitem()
-        names = [self._full_name(each, known) for each in wanted]
-        columns = {each: known[name] for each, name in zip(wanted, names, strict=True)}
-        return Table(self._spool, columns, 0, names)
+        names = {label: name for each in wanted for label, name in self._named(each, known)}
+        columns = {label: known[name] for label, name in names.items()}
+        return Table(self._spool, columns, 0, list(names.values()))
 
     @staticmethod
-    def _full_name(wanted: str, known: Mapping[str, type]) -> str:
-        for name in (wanted, f"data.{wanted}", f"input.{wanted}"):
-            if name in known:
-                return name
+    def _named(wanted: str, known: Mapping[str, type]) -> list[tuple[str, str]]:
+        """Return the columns that a name means, each with its label."""
+        full_names = (wanted, f"data.{wanted}", f"input.{wanted}")
+        for full in full_names:
+            if full in known:
+                return [(wanted, full)]
+        for full in full_names:
+            parts = [name for name in known if name.startswith(f"{full}.")]
+            if parts:
+                return [(wanted + name.removeprefix(full), name) for name in parts]
         message = f"there is no column {wanted!r}"
         candidates = [*known, *(name.partition(".")[2] for name in known)]
         if near := difflib.get_close_matches(wanted, candidates, n=1):
@@ -240,6 +246,9 @@ def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
 def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
     given = [name for name in seen if name.startswith("input.")]
     found = sorted(name for name in seen if name.startswith("data."))
+    # A field that is null in some records and an object in others needs the object's columns only.
+    objects = {name[:at] for name in found for at, sign in enumerate(name) if sign == "."}
+    found = [name for name in found if seen[name] % _ROW or name not in objects]
     columns = {name: _type(seen[name] % _ROW) for name in (*found, *given)}
     for name, kind in BASE_COLUMNS.items():
         columns[name] = kind

@@ -309,7 +309,7 @@ def _start_urls(path: Path) -> dict[str, _Given]:
     found, lines = yamlfile.read_entries(path, crawlfile.start_urls)
     given: dict[str, _Given] = {}
     for name, entries in found.items():
-        if reason := _bad_name(name):
+        if reason := bad_name(name):
             raise InputError(str(path), reason, lines[name])
         places = {key: (path, line) for key, (line, _) in entries.items()}
         given[name] = _Given({key: value for key, (_, value) in entries.items()}, places)
@@ -324,7 +324,7 @@ def _site(
     name = source.site if source else path.stem
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
-    if reason := _bad_name(name):
+    if reason := bad_name(name):
         raise InputError(str(path), reason)
     values: dict[str, Any] = {}
     places: dict[str, tuple[Path, int]] = {}
@@ -338,7 +338,8 @@ def _site(
     return _described(name, path, own, common, rate, source)
 
 
-def _bad_name(name: str) -> str:
+def bad_name(name: str) -> str:
+    """Return why a text cannot be the name of a site; empty if it can."""
     if name == DEFAULT:
         return f"what holds for all sites is in {DEFAULTS}"
     if _NAME.fullmatch(name):

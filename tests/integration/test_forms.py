@@ -141,7 +141,9 @@ def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None
     assert without.returncode == 2
     assert "needs the columns owner: give them with --rows FILE" in without.stderr
     file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
-    assert folder.crawler("crawl", "county", "--rows", str(file)).returncode == 1
+    refused = folder.crawler("crawl", "county", "--rows", str(file))
+    assert (refused.returncode, len(folder.status()["jobs"])) == (2, 1)
+    assert "line 2: no row of it can be used: the columns that the form needs" in refused.stderr
 
 
 def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:

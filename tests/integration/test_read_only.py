@@ -30,7 +30,7 @@ READING = {
     "results export": ["--output", "a.csv", "--all-rows"],
     "results list": ["--limit", "5"],
     "results show": [URL],
-    "shell": [URL, "-c", "print(page.url)"],
+    "shell": [URL, "--stored", "--code", "print(page.status)"],
     "status": [],
     "sync rejected": [],
     "sync status": [],
@@ -40,11 +40,9 @@ READING = {
 WRITING = {
     "bulk import", "crawl", "demo", "prune", "domains reset", "drill", "job accept", "job cancel",
     "job pause", "job resume", "ondemand", "results archive", "results unbundle", "resume", "retry",
-    "run", "scrape", "sync push", "sync retry", "up", "down", "worker",
+    "run", "scrape", "sites new", "sync push", "sync retry", "up", "down", "worker",
 }  # fmt: skip
-ELSEWHERE = {
-    "domains list", "completion", "map", "sites check", "sites list", "sites new", "sites show",
-}  # fmt: skip
+ELSEWHERE = {"domains list", "completion", "map", "sites check", "sites list", "sites show"}
 """What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""
 
 

@@ -143,6 +143,20 @@ def test_sitemaps_do_not_count_as_pages(tmp_path: Path) -> None:
     assert report.roles["sitemap"] == {"skipped": 1, "pending": 2}
 
 
+def test_a_sitemap_tells_of_a_page_that_a_link_has_found(tmp_path: Path) -> None:
+    """As long as such a page waits, the sitemap's date is noted with it; afterwards it is not."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), link("/2"), link("/s.xml", role=Role.SITEMAP))
+    [(done_page,), _, (names,)] = crawl.rows("id")[1:]
+    for id_ in (done_page, names):
+        claimed = crawl.lpm.dispatch.claim_one("owner", id_, NOW)
+        assert claimed is not None
+        crawl.end(claimed, link("/1", modified_at=7.0), link("/2", modified_at=8.0))
+
+    assert crawl.rows("modified_at")[1:3] == [(None,), (8.0,)]
+
+
 def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:
     """A site's limit counts what every page before has found."""
     crawl = Crawl(tmp_path)

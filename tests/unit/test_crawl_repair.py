@@ -122,6 +122,23 @@ def test_a_result_goes_to_the_task_that_its_crawl_has_made_again(tmp_path: Path)
     assert fetch(tmp_path) == []
 
 
+@pytest.mark.parametrize("file", [True, False])
+def test_a_result_with_a_wrong_number(tmp_path: Path, file: bool) -> None:
+    """It goes back to its task, by its file or by its page; there is no second one of the page."""
+    crawled(tmp_path)
+    [(task_id,)] = ledger(tmp_path, "SELECT task_id FROM tasks WHERE role = 'listing'")
+    if not file:
+        (tmp_path / "pending" / f"{task_id}.json").unlink()
+    change(tmp_path, "UPDATE results SET task = 90 WHERE task = 2")
+    before = ledger(tmp_path, TASKS)
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+
+    assert wrong(look(tmp_path)) == []
+    assert ledger(tmp_path, TASKS) == before
+    assert ledger(tmp_path, "SELECT task FROM results ORDER BY 1") == [(1,), (2,), (3,)]
+
+
 @pytest.mark.parametrize(
     ("column", "value", "paused"),
     [

@@ -188,6 +188,19 @@ def test_chosen_columns_come_in_the_order_they_are_named() -> None:
             table.only(["prise"])
 
 
+def test_the_name_of_an_object_means_all_its_columns() -> None:
+    """Also where some records have none; a column that is always empty beside them is not made."""
+    price = {"amount": 5, "currency": "EUR"}
+    with spooled_table([result({"price": price}), result({"price": None})], None, 100) as table:
+        assert [name for name in table.columns if name.startswith("data.")] == [
+            "data.price.amount",
+            "data.price.currency",
+        ]
+        chosen = table.only(["price", "url"])
+        assert list(chosen.columns) == ["price.amount", "price.currency", "url"]
+        assert [row[:2] for row in chosen] == [[5, "EUR"], [None, None]]
+
+
 def test_columns_beyond_the_limit_are_folded() -> None:
     """Twenty columns where five have room: fifteen are JSON in `data.more`, and stderr says so."""
     data = {f"k{n:02}": n for n in range(20)} | {"x" * 1000: 1}

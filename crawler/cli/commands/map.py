@@ -12,6 +12,7 @@ import click
 from msgspec.structs import replace
 
 from crawler import config, sites
+from crawler.cli.commands.scrape import SCRAPE_LIMIT_S, shared_permit
 from crawler.cli.options import data_dir_option, json_option, robots_option, session_options
 from crawler.cli.output import print_json, print_left_out, say
 from crawler.config import Settings
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.worker import Worker
 
-PAGE_LIMIT_S = 240.0
-"""Time for all attempts at one sitemap or page."""
 _FETCHED = (Role.START, Role.SITEMAP)
 """All other links are listed and not fetched. A redirect keeps the role of its task."""
 
@@ -154,7 +153,6 @@ def _look(settings: Settings, plan: "Plan", session: "Session | None", found: Fo
 def _worker(settings: Settings, here: Settings, outcomes: list[Outcome]) -> "Iterator[Worker]":
     """Run a worker in this process. Its permits are those of the stack, if one is up."""
     from crawler import logs
-    from crawler.cli.commands.scrape import shared_permit
     from crawler.orchestrator import terminated_by_signal
     from crawler.worker import Worker, tune_garbage_collection
 
@@ -194,7 +192,7 @@ class _Walk:
                 break
             link = waiting.popleft()
             for task in self._lpm.tasks.for_url(link.address.key):
-                status = self._worker.scrape(task, PAGE_LIMIT_S)
+                status = self._worker.scrape(task, SCRAPE_LIMIT_S)
                 has_ended &= status not in (TaskStatus.PENDING, TaskStatus.PROCESSING)
                 next_ = self._list(link, task)
                 waiting.extendleft(reversed(next_))

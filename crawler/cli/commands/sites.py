@@ -196,8 +196,8 @@ def new(url: str, output: Path | None, force: bool, as_json: bool) -> int:
     from crawler.scraping import find_stored_page
     from crawler.sites.draft import draft
 
-    if output and output.exists() and not force:
-        raise UsageError(f"{output} exists; --force replaces it")
+    if output:
+        _check_output(output, force)
     settings = config.load()
     report = fetch_now(settings, url)
     if report["status"] != TaskStatus.COMPLETED:
@@ -209,7 +209,7 @@ def new(url: str, output: Path | None, force: bool, as_json: bool) -> int:
         page = find_stored_page(lpm, address.url, address.key).page
     made = draft(page)
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(exist_ok=True)
         output.write_text(made.text, encoding="utf-8")
         _say_written(made, output)
     if as_json:
@@ -227,6 +227,20 @@ def _say_found(made: "Draft") -> None:
     for name, value in made.fields.items():
         text = msgspec.json.encode(value).decode()
         say(f"  {printable(name)}: {printable(text[:100])}")
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Refuse a file that would be no site, before the page is fetched."""
+    from crawler.sites import bad_name
+
+    if output.suffix != ".yaml":
+        raise UsageError(f"{output}: the name of a site's file must end in .yaml")
+    if reason := bad_name(output.stem):
+        raise UsageError(f"{output}: {reason}")
+    if not output.parent.is_dir() and not output.parent.parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {output.parent}")
+    if output.exists() and not force:
+        raise UsageError(f"{output} exists; --force replaces it")
 
 
 def _say_written(made: "Draft", output: Path) -> None:
