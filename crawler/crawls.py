@@ -97,9 +97,9 @@ def begin(
         raise UsageError(note)
     crawl = begun.options.crawl
     assert crawl is not None
-    checksum, batches = "", iter(list[_Batch]())
+    checksum, source_file, batches = "", None, iter(list[_Batch]())
     if rows_file:
-        checksum = rows.checksum(rows_file)
+        checksum, source_file = rows.checksum(rows_file), source_name(rows_file)
         batches = _batches(rows_file, begun)
         batches = chain([next(batches)], batches)
     digest = sha256(msgspec.json.encode([sorted(crawl.starts), checksum])).hexdigest()
@@ -111,7 +111,7 @@ def begin(
             name=job_name or begun.name,
             queue=queue,
             source="crawl",
-            source_file=source_name(rows_file) if rows_file else None,
+            source_file=source_file,
             batch_size=100,
             now=lpm.now(),
             watched=True,

@@ -105,7 +105,11 @@ def _waits(
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
-    id_name, deadline = "call", None
+    id_name, deadline, depth, method = "call", None, None, None
+    if facts["role"]:
+        depth = facts["depth"]
+    if facts["method"] != "GET":
+        method = facts["method"]
     if facts["source"] in THEIRS:
         id_name = "their task"
     if facts["deadline"] < NO_DEADLINE:
@@ -122,8 +126,8 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "parcel": facts["parcel_id"] or None,
         "deadline": deadline,
         "role": facts["role"],
-        "depth": facts["depth"] if facts["role"] else None,
-        "method": facts["method"] if facts["method"] != "GET" else None,
+        "depth": depth,
+        "method": method,
     }
 
 

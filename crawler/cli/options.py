@@ -191,6 +191,8 @@ def session_from(
 
     Raises `UsageError` or `InputError`.
     """
+    from msgspec.structs import replace
+
     from crawler.fetch import session as sessions
     from crawler.fetch.egress import parse_proxy
     from crawler.fetch.session import read_file, read_secrets
@@ -203,13 +205,13 @@ def session_from(
             pairs += _headers_in(Path(text[1:]))
         else:
             pairs.append(_header(text))
-    session = sessions.Session(
-        headers=tuple(pairs),
-        user_agent=user_agent,
-        cookies=read_file(cookie_file, time.time()) if cookie_file else (),
-        proxy=None if proxy is None else parse_proxy(proxy),
-        secrets=read_secrets(secrets_file) if secrets_file else {},
-    )
+    session = sessions.Session(headers=tuple(pairs), user_agent=user_agent)
+    if cookie_file:
+        session = replace(session, cookies=read_file(cookie_file, time.time()))
+    if proxy is not None:
+        session = replace(session, proxy=parse_proxy(proxy))
+    if secrets_file:
+        session = replace(session, secrets=read_secrets(secrets_file))
     sessions.check(session)
     return session
 

@@ -179,8 +179,8 @@ class Dispatch(Part):
         }
 
     def _pages_before(self, ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        """The same for tasks of which a sitemap says when their pages last changed: these need no
-        word of the server."""
+        """Return the last pages of tasks with a date of change in a sitemap. The date decides
+        whether they are fetched, so their pages need no ETag and no Last-Modified."""
         return self._db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length, NULL, NULL,
                     r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at,

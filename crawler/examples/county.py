@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from crawler.examples.server import Request, Response, not_found, redirect
+from crawler.examples.server import Listing, Request, Response, integer, not_found, redirect
 
 HOST = "county.localhost"
 USER, PASSWORD = "surveyor", "plat & deed"
@@ -65,14 +65,6 @@ class Parcel(NamedTuple):
     acres: float
     built: int
     sales: list[Sale]
-
-
-class Listing(NamedTuple):
-    """A detail page, the way to it, and the record that it holds."""
-
-    url: str
-    way: str
-    record: dict[str, Any]
 
 
 class County:
@@ -186,7 +178,7 @@ class County:
         self, title: str, numbers: list[int], request: Request, query: dict[str, str]
     ) -> Response:
         """One page of a list, with links to the next and the previous one."""
-        page = max(1, _integer(request.query.get("page", "1")))
+        page = max(1, integer(request.query.get("page", "1")))
         shown = numbers[(page - 1) * PER_PAGE : page * PER_PAGE]
         if not shown:
             return _page(title, "<p class='no-results'>No parcels were found.</p>")
@@ -264,7 +256,7 @@ class County:
         if request.method == "POST":
             shown = _unsigned(request.form.get("__VIEWSTATE", ""))
             target, argument = (request.form.get(f"__EVENT{it}") for it in ("TARGET", "ARGUMENT"))
-            page = _integer((argument or "").removeprefix("Page$"))
+            page = integer((argument or "").removeprefix("Page$"))
             is_near = shown.isdigit() and abs(int(shown) - page) <= 10
             if not is_near or target != "ctl00$grid":
                 return _page("Error", "<p class='error'>The state information is invalid.", 500)
@@ -398,10 +390,6 @@ def _township_links() -> str:
 
 def _american(day: str) -> str:
     return f"{date.fromisoformat(day):%m/%d/%Y}"
-
-
-def _integer(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
 
 
 def _signed(text: str) -> str:

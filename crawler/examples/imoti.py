@@ -14,7 +14,7 @@ from html import escape
 from random import Random
 from typing import Any, NamedTuple
 
-from crawler.examples.server import Request, Response, not_found, redirect
+from crawler.examples.server import Listing, Request, Response, integer, not_found, redirect
 
 HOST = "imoti.localhost"
 PER_PAGE, PER_SITEMAP = 20, 1000
@@ -56,14 +56,6 @@ class Offer(NamedTuple):
     feature: str
 
 
-class Listing(NamedTuple):
-    """A detail page, the way to it, and the record that it holds."""
-
-    url: str
-    way: str
-    record: dict[str, Any]
-
-
 class Imoti:
     """The portal with `size` listings, the same for the same seed."""
 
@@ -81,21 +73,28 @@ class Imoti:
         """Return listing n."""
         chance = Random(self.seed * 1_000_033 + n)
         kind = n // 10 % len(KINDS)
-        floors = chance.randint(2, 12)
+        highest = chance.randint(2, 12)
         amount: int | None = chance.randint(30, 400) * 1000 + self.edits.get(n, 0)
         if WAYS[n % 10] == "rent":
             amount = chance.randint(20, 300) * 10 + self.edits.get(n, 0)
         if n % 50 == 21:
             amount = None
+        city, quarter = chance.choice(_CITIES), chance.choice(_QUARTERS)
+        floor: int | None = None
+        floors: int | None = None
+        if kind == PLOT:
+            area = chance.randint(5, 90) * 100
+        else:
+            area, floor, floors = chance.randint(35, 240), chance.randint(0, highest), highest
         return Offer(
             kind=KINDS[kind],
-            city=chance.choice(_CITIES),
-            quarter=chance.choice(_QUARTERS),
+            city=city,
+            quarter=quarter,
             amount=amount,
             currency=("EUR", "BGN", "EUR")[n % 3],
-            area=chance.randint(5, 90) * 100 if kind == PLOT else chance.randint(35, 240),
-            floor=None if kind == PLOT else chance.randint(0, floors),
-            floors=None if kind == PLOT else floors,
+            area=area,
+            floor=floor,
+            floors=floors,
             photos=n % 4,
             published=f"{_START - timedelta(days=n % 300):%Y-%m-%d}",
             feature=chance.choice(_FEATURES),
@@ -149,7 +148,7 @@ class Imoti:
             return self._listing(request)
         if path == SALES or path.startswith(f"{SALES}/p-"):
             numbers = self._linked("sale")
-            page = _integer(path.removeprefix(SALES).removeprefix("/p-") or "1")
+            page = integer(path.removeprefix(SALES).removeprefix("/p-") or "1")
             links = [self.path(n) for n in numbers]
             return self._list("Продажби", links, page, f"{SALES}/p-")
         match path:
@@ -157,11 +156,11 @@ class Imoti:
                 return _page("Имоти", "<p>Обяви за имоти в цялата страна.</p>")
             case "/naemi":
                 links = [self._rental_link(n) for n in self._linked("rent")]
-                page = _integer(request.query.get("page", "1"))
+                page = integer(request.query.get("page", "1"))
                 return self._list("Наеми", links, page, f"{RENTALS}?page=")
             case "/luks":
                 links = [self._other_link(n) for n in range(0, self.size, 7)]
-                page = _integer(request.query.get("page", "1"))
+                page = integer(request.query.get("page", "1"))
                 return self._list("Лукс", links, page, f"{LUXURY}?page=")
             case "/novi" | "/api/novi":
                 return self._newest(request)
@@ -209,7 +208,7 @@ class Imoti:
         """Listings behind a cursor: as a page, and as JSON."""
         is_json = request.path.startswith("/api/")
         numbers = self._linked("api" if is_json else "new")
-        start = _integer(request.query.get("after", "c0").removeprefix("c"))
+        start = integer(request.query.get("after", "c0").removeprefix("c"))
         shown = numbers[start : start + PER_PAGE]
         following = f"c{start + PER_PAGE}" if start + PER_PAGE < len(numbers) else None
         if is_json:
@@ -247,7 +246,7 @@ class Imoti:
         if name == "pages.xml":
             lists = (SALES, RENTALS, LUXURY, "/novi")
             return _xml("urlset", "".join(f"<url><loc>{base}{it}</loc></url>" for it in lists))
-        part = _integer(name.removeprefix("obiavi-").removesuffix(".xml.gz"))
+        part = integer(name.removeprefix("obiavi-").removesuffix(".xml.gz"))
         numbers = range(part * PER_SITEMAP, min(self.size, (part + 1) * PER_SITEMAP))
         text = "".join(
             f"<url><loc>{base}{self.path(n)}</loc>"
@@ -344,7 +343,3 @@ def _xml(name: str, entries: str) -> Response:
     space = "http://www.sitemaps.org/schemas/sitemap/0.9"
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{space}">{entries}</{name}>\n'
     return Response(text.encode(), kind="application/xml")
-
-
-def _integer(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0

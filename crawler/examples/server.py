@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
-from typing import NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 from urllib.parse import parse_qsl
 
 HTML = "text/html; charset=utf-8"
@@ -21,6 +21,14 @@ COUNTS = "/_requests"
 """A path of every host: the requests so far as JSON."""
 UNCOUNTED_FIELDS = ("__VIEWSTATE", "__EVENTVALIDATION", "csrf", "password")
 """Form fields that differ between sessions: two requests that differ only in them are the same."""
+
+
+class Listing(NamedTuple):
+    """A detail page, the way to it, and the record that it holds."""
+
+    url: str
+    way: str
+    record: dict[str, Any]
 
 
 class Request(NamedTuple):
@@ -73,6 +81,13 @@ def redirect(target: str, status: int = 302, *cookies: str) -> Response:
     """Send the client elsewhere."""
     headers = [("Location", target), *(("Set-Cookie", cookie) for cookie in cookies)]
     return Response(b"", status, HTML, tuple(headers))
+
+
+def integer(text: str) -> int:
+    """Return the number that a visitor has sent; 0 if it is none."""
+    if text.isascii() and text.isdigit() and len(text) < 9:
+        return int(text)
+    return 0
 
 
 def not_found() -> Response:

@@ -268,16 +268,9 @@ def _expiry(told: dict[str, str], uptime: float) -> tuple[float, float]:
 
 def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
     """Read a cookie file in Netscape's format, as browsers and curl write it; `InputError`."""
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; is it a cookie file?")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "is not a cookie file: it is not text in UTF-8") from None
     found: dict[Key, Cookie] = {}
-    for number, line in enumerate(re.split("\r\n?|\n", text), 1):
+    not_text = "is not a cookie file: it is not text in UTF-8"
+    for number, line in _lines_of(path, "is it a cookie file?", not_text):
         bare = line.removeprefix("#HttpOnly_")
         if not bare.strip() or bare.startswith("#"):
             continue
@@ -288,6 +281,19 @@ def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
         if cookie.expires > now:
             found[cookie.key] = cookie
     return tuple(found.values())
+
+
+def _lines_of(path: Path, too_large: str, not_text: str) -> Iterable[tuple[int, str]]:
+    """Return the numbered lines of a small file that a user gives."""
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; {too_large}")
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), not_text) from None
+    return enumerate(re.split("\r\n?|\n", text), 1)
 
 
 def _parse_line(line: str) -> Cookie:
@@ -466,16 +472,8 @@ def load(folder: Path, name: str) -> Session | None:
 
 def read_secrets(path: Path) -> dict[str, str]:
     """Read a file of lines such as `password=…`; `InputError` names the line, never a value."""
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; are these secrets?")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "is not text in UTF-8") from None
     found: dict[str, str] = {}
-    for number, line in enumerate(re.split("\r\n?|\n", text), 1):
+    for number, line in _lines_of(path, "are these secrets?", "is not text in UTF-8"):
         if not line.strip() or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")

@@ -152,13 +152,12 @@ class Attempt:
             elif not self._skip_login_page() and not await self._keep_unmodified():
                 await self._read_page()
         except NotNow as error:
-            if self._gate.sent and not isinstance(
-                error, SigningIn
-            ):  # a postponed page would make the same requests again and again
+            may_wait = isinstance(error, SigningIn) or not self._gate.sent
+            if may_wait:
+                self._postpone(error)
+            else:  # a postponed page would make the same requests again and again
                 message = f"the page leads to where nothing may go now: {error}"
                 self._fail(decided("refused_on_the_way"), message, error.wait_s)
-            else:
-                self._postpone(error)
         except FetchError as error:
             if error.reason == "robots_unreachable" and not self._gate.sent:
                 # Another page has asked, and pays with an attempt; this one has not been tried.
@@ -263,40 +262,9 @@ class Attempt:
         )
         if self._task.role is Role.SITEMAP:
             plain = replace(plain, max_body=sitemaps.MAX_BYTES)
-
-        async def robots_txt(url: str) -> Page:
-            # A redirect's robots.txt belongs to another origin: it gets no secrets, and may not be
-            # on this machine.
-            home = "{0.scheme}://{0.netloc}".format(urlsplit(plain.url))
-            named = plain.loopback and url.startswith(f"{home}/")
-            about = replace(
-                plain,
-                url=url,
-                home=home,
-                loopback=named,
-                max_body=MAX_BYTES,
-                cut=True,
-                follow=True,
-            )
-            return await self._fetch(about, gate.request)
-
-        since = None
-        if self._outcome.rule.limited:
-            since = self._robots.clock()
-
-        async def check(url: str) -> None:
-            before, agent = len(gate.sent), self._user_agent()
-            try:
-                delay_s = await self._robots.check(url, agent, robots_txt, self._budget, since)
-            except FetchError as error:
-                if error.reason == "robots_unreachable" and len(gate.sent) > before:
-                    gate.pause(url, error.retry_after_s or 0.0, error.message)
-                raise
-            gate.obey(url, delay_s)
-
         pass_gate: RequestHook = gate.request
         if site.respect_robots and not self._how.options.ignore_robots and not self._is_robots_txt:
-            pass_gate = partial(gate.request, check=check)
+            pass_gate = partial(gate.request, check=self._robots_check(plain))
         if site.login and plain.session:
             if not self._door:
                 self._door = form_fetch.Door(site.login, plain, self._sender(pass_gate), site)
@@ -319,6 +287,41 @@ class Attempt:
         if unchanged and known and page.final_url != known.final_url:
             page = await self._fetch(plain, pass_gate)  # another page than the known one
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    def _robots_check(self, plain: Request) -> Callable[[str], Awaitable[None]]:
+        """Return what holds the requests of a page against the robots.txt of their origins."""
+        gate = self._gate
+        since = None
+        if self._outcome.rule.limited:
+            since = self._robots.clock()
+
+        async def robots_txt(url: str) -> Page:
+            # A redirect's robots.txt belongs to another origin: it gets no secrets, and may not be
+            # on this machine.
+            home = "{0.scheme}://{0.netloc}".format(urlsplit(plain.url))
+            named = plain.loopback and url.startswith(f"{home}/")
+            about = replace(
+                plain,
+                url=url,
+                home=home,
+                loopback=named,
+                max_body=MAX_BYTES,
+                cut=True,
+                follow=True,
+            )
+            return await self._fetch(about, gate.request)
+
+        async def check(url: str) -> None:
+            before, agent = len(gate.sent), self._user_agent()
+            try:
+                delay_s = await self._robots.check(url, agent, robots_txt, self._budget, since)
+            except FetchError as error:
+                if error.reason == "robots_unreachable" and len(gate.sent) > before:
+                    gate.pause(url, error.retry_after_s or 0.0, error.message)
+                raise
+            gate.obey(url, delay_s)
+
+        return check
 
     def _sender(self, hook: RequestHook) -> form_fetch.Send:
         async def send(request: Request) -> Page:

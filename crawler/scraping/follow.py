@@ -218,9 +218,8 @@ class LinkFinder(NamedTuple):
         """Return the tasks for the links of an HTML page."""
         if self.filter.options.sitemap == "only":
             return Followed()
-        crc32 = self.task.list_crc32
         own = self._of_class(page, html, tree)
-        found = links.in_html(tree, html, page, self.site, self.role, crc32, self.budget, own)
+        found = links.in_html(tree, html, page, self._rules, self.budget, own)
         followed = self.filter.follow(self.task, found, self.budget)
         if found.postbacks:
             return self._with_postbacks(followed, found, tree, page)
@@ -258,10 +257,13 @@ class LinkFinder(NamedTuple):
         """Return the tasks for the links of a JSON answer."""
         if self.filter.options.sitemap == "only":
             return Followed()
-        crc32 = self.task.list_crc32
         own = self._of_class(page, body)
-        found = links.in_json(body, page, self.site, self.role, crc32, self.budget, own)
+        found = links.in_json(body, page, self._rules, self.budget, own)
         return self.filter.follow(self.task, found, self.budget)
+
+    @property
+    def _rules(self) -> links.LinkRules:
+        return links.LinkRules(self.site, self.role, self.task.list_crc32)
 
     def _of_class(
         self, page: Page, html: bytes, tree: LexborHTMLParser | None = None

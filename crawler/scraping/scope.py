@@ -64,7 +64,8 @@ class Scope:
     def refuses(self, url: str, is_start: bool = False) -> str:
         """Return the guard that leaves a URL out, or `OUT`; empty if the URL is followed. A start
         need not fit the patterns."""
-        if not (self.has_host(url) if is_start else self.covers(url)):
+        covers = self.has_host if is_start else self.covers
+        if not covers(url):
             return OUT
         if len(url) > MAX_URL_LENGTH:
             return "url_length"

@@ -13,6 +13,7 @@ from crawler.sites.fieldfile import (
     Field,
     checked_css,
     checked_fields,
+    checked_json_path,
     checked_regex,
     checked_schema,
 )
@@ -362,12 +363,6 @@ def _path(text: str) -> str:
     return text
 
 
-def _json_path(text: str) -> str:
-    if not all(part.strip() for part in text.split(".")):
-        raise ValueError(f"{text[:60]!r} is not a path of names, such as meta.next")
-    return text
-
-
 def _pages(node: Node) -> tuple[PageKind, ...]:
     return _each("pages", node, MAX_RULES, _page_kind)
 
@@ -429,7 +424,7 @@ _PAGINATION_CHECKS: Checks = {
     "stop": text_check("stop", checked_css),
     "regex": text_check("regex", checked_regex),
     "css": text_check("css", checked_css),
-    "json": text_check("json", _json_path),
+    "json": text_check("json", checked_json_path),
     "on": _roles,
 }
 _START_URLS_CHECKS: Checks = {"urls": partial(starts, key="urls"), "config": _start_config}

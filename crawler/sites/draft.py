@@ -96,12 +96,13 @@ def draft(page: Page) -> Draft:
         return {key: found[key] for key in fields if found.get(key) not in (None, [])}
 
     first = having(fields)
-    fields = {key: value if key in first else _in_text(value) for key, value in fields.items()}
+    fields |= {key: _in_text(value) for key, value in fields.items() if key not in first}
     found = having(fields)
     kept = {key: value for key, value in fields.items() if key in found}
     text = _text(url, group, pagination, kept)
     site = _loaded(name, text)
-    followed = links.in_html(tree, html, page, site, Role.START, None, budget).links
+    rules = links.LinkRules(site, Role.START)
+    followed = links.in_html(tree, html, page, rules, budget).links
     items = sum(link.role is Role.LISTING for link in followed)
     return Draft(name, text, items, found)
 
@@ -161,7 +162,9 @@ def _selector(node: LexborNode) -> str:
         if name := _class_of(above):
             return f"{above.tag}.{name} a"
         above = above.parent
-    return f"{node.parent.tag} > a" if node.parent and node.parent.tag else "a"
+    if node.parent and node.parent.tag:
+        return f"{node.parent.tag} > a"
+    return "a"
 
 
 def _class_of(node: LexborNode) -> str:
@@ -252,8 +255,9 @@ def _pagination(
     for node, href in own:
         text = " ".join(node.text().split())
         if _NEXT.fullmatch(text):
-            name = _class_of(node)
-            return {"next": f"a.{name}" if name else f"a:contains({_quoted(text)})"}
+            if name := _class_of(node):
+                return {"next": f"a.{name}"}
+            return {"next": f"a:contains({_quoted(text)})"}
         if text.isdigit():
             for key, number in _number_of(url, href):
                 numbers.setdefault(key, set()).add(number)
@@ -268,9 +272,10 @@ def _steps(numbers: list[int]) -> dict[str, int]:
     """Return the number of the second page and the step, where they are not the usual ones."""
     ahead = [number for number in numbers if number > 1] or [2]
     steps = [second - first for first, second in pairwise(ahead)]
-    step = min(steps, default=ahead[0] if ahead[0] > 3 else 1)
-    given = {"first": ahead[0], "step": step}
-    return {key: value for key, value in given.items() if value != {"first": 2, "step": 1}[key]}
+    if not steps:
+        steps = [ahead[0] if ahead[0] > 3 else 1]
+    given, usual = {"first": ahead[0], "step": min(steps)}, {"first": 2, "step": 1}
+    return {key: value for key, value in given.items() if value != usual[key]}
 
 
 def _number_of(url: str, href: str) -> Iterator[tuple[str, int]]:
@@ -300,11 +305,14 @@ def _json_ld_fields(data: dict[str, Any]) -> _Fields:
         for key, value in item.items():
             for path, inner in _flat(key, value):
                 field: dict[str, Any] = {"json_ld": f"{kind}.{path}"}
+                name = path
                 if path == "offers":
-                    field["type"] = "price"
+                    name = field["type"] = "price"
                 elif isinstance(inner, list):
-                    field |= {"all": True} | ({"type": "url"} if path == "image" else {})
-                _add(fields, "price" if path == "offers" else path, field)
+                    field["all"] = True
+                    if path == "image":
+                        field["type"] = "url"
+                _add(fields, name, field)
         break
     return fields
 
@@ -340,8 +348,10 @@ def _label_fields(data: dict[str, Any]) -> _Fields:
     for label, value in data.get("fields", {}).items():
         text = value[0] if isinstance(value, list) else value
         if isinstance(text, str) and label.isprintable() and len(label) <= MAX_NAME:
-            kind = _type_of(text)
-            _add(fields, label, {"label": label} | ({"type": kind} if kind else {}))
+            field = {"label": label}
+            if kind := _type_of(text):
+                field["type"] = kind
+            _add(fields, label, field)
     return fields
 
 

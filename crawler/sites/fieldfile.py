@@ -270,7 +270,8 @@ def _xpath(text: str) -> str:
     return text
 
 
-def _path(text: str) -> str:
+def checked_json_path(text: str) -> str:
+    """Check a path into JSON."""
     from crawler.sites import jsonpath
 
     jsonpath.compile(text)
@@ -357,8 +358,10 @@ def _json_value(node: Node) -> Any:
         return [_json_value(item) for item in node.items]
     if node.kind == "mapping":
         return {key: _json_value(value) for key, (_, value) in entries_of(node).items()}
-    if node.is_null or node.is_quoted:
-        return None if node.is_null else node.text
+    if node.is_null:
+        return None
+    if node.is_quoted:
+        return node.text
     try:
         return msgspec.json.decode(node.text)
     except msgspec.DecodeError:
@@ -369,9 +372,9 @@ _CHECKS: Checks = {
     "css": text_check("css", checked_css),
     "attr": lambda node: _listed("attr", node, _attribute),
     "each": text_check("each", checked_css),
-    "json": text_check("json", _path),
-    "json_ld": text_check("json_ld", _path),
-    "microdata": text_check("microdata", _path),
+    "json": text_check("json", checked_json_path),
+    "json_ld": text_check("json_ld", checked_json_path),
+    "microdata": text_check("microdata", checked_json_path),
     "url": text_check("url", checked_regex),
     "xpath": text_check("xpath", _xpath),
     "regex": text_check("regex", checked_regex),

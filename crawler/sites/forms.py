@@ -385,13 +385,15 @@ class Forms:
         tag, kind = node.tag or "", (attributes.get("type") or "").strip().lower()
         options: list[_Option] = []
         if tag == "button":
-            kind = kind if kind in _UNSENT else "submit"
+            if kind not in _UNSENT:
+                kind = "submit"
         elif tag == "select":
             kind, options = tag, self._options(node)
         elif tag == "textarea":
             kind, value = tag, node.text()
         elif kind in _TICKED:
-            value = "on" if "value" not in attributes else value
+            if "value" not in attributes:
+                value = "on"
         elif kind not in ("hidden", "file", *_SUBMITS, *_UNSENT):
             kind, value = "text", _LINE_END.sub("", value or "")
         if kind == "file":

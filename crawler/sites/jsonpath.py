@@ -26,7 +26,10 @@ def compile(text: str) -> Steps:
         if not step or not between or between.end() == len(text) != step.end():
             raise ValueError(f"{text[:60]!r} is no path; write offers.price or images[0].url")
         index, name = step.groups()
-        steps.append(name or (ALL if index == ALL else int(index)))
+        if name or index == ALL:
+            steps.append(name or ALL)
+        else:
+            steps.append(int(index))
         at = between.end()
     if len(steps) > MAX_STEPS:
         raise ValueError(f"the path has more than {MAX_STEPS} steps")

@@ -13,7 +13,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import SMALL, Budget
 from crawler.models import LeftOut, Page, Role
-from crawler.sites import Site, css, structured
+from crawler.sites import Site, css, jsonpath, structured
 from crawler.sites.crawlfile import Cursor, Follow, Pagination
 from crawler.sites.parser import parse
 from crawler.sites.selectors import MAX_LOOKS, pattern
@@ -38,6 +38,30 @@ class FoundLink(NamedTuple):
     """For the next page of a list: checksum of the links on this one."""
 
 
+class LinkRules(NamedTuple):
+    """The rules of a site, as they apply to a page of a role."""
+
+    site: Site
+    role: Role
+    previous_list: int | None = None
+    """Checksum of the links on the list's page before this one."""
+
+    def for_list(self, url: str) -> list[Pagination]:
+        """Return the rules for the lists that a page may be part of."""
+        return [
+            rule
+            for rule in self.site.pagination
+            if self.role in rule.on and (not rule.regex or pattern(rule.regex).search(url))
+        ]
+
+    def is_behind_last(self, rule: Pagination, items: list[str]) -> bool:
+        """Return whether a page without items is behind the last one of its list."""
+        if rule.stop or items:
+            return False
+        follow = self.site.follow or ()
+        return any(Role(each.role) is Role.LISTING and self.role in each.on for each in follow)
+
+
 class FoundLinks(NamedTuple):
     """The links of a page, and the base that they are relative to."""
 
@@ -54,14 +78,13 @@ def in_html(
     tree: LexborHTMLParser,
     html: bytes,
     page: Page,
-    site: Site,
-    role: Role,
-    previous_list: int | None,
+    rules: LinkRules,
     budget: Budget,
     own: list[FoundLink] | None = None,
 ) -> FoundLinks:
-    """Return the links of an HTML page. `previous_list` is the checksum of the links on the list's
-    page before this one; `own` are the links that the site's class found instead of its rules."""
+    """Return the links of an HTML page; `own` are those that the site's class found instead of its
+    rules."""
+    site, role = rules.site, rules.role
     base = structured.base_of(tree, page.final_url)
     if role is Role.FILE:
         return FoundLinks(base, [])
@@ -78,20 +101,14 @@ def in_html(
     if not site.pagination:
         return _bounded(base, links, hrefs, (), found.more)
     every = links or list(map(FoundLink, hrefs))
-    following, refused = _next_pages(found, site, role, page.final_url, every, previous_list)
-    postbacks = tuple(_postbacks(found, site, role, page.final_url, every, previous_list))
+    following, refused = _next_pages(found, rules, page.final_url, every)
+    postbacks = tuple(_postbacks(found, rules, page.final_url, every))
     bounded = _bounded(base, links + following, hrefs, refused, found.more)
     return bounded._replace(postbacks=postbacks)
 
 
 def in_json(
-    body: bytes,
-    page: Page,
-    site: Site,
-    role: Role,
-    previous_list: int | None,
-    budget: Budget,
-    own: list[FoundLink] | None = None,
+    body: bytes, page: Page, rules: LinkRules, budget: Budget, own: list[FoundLink] | None = None
 ) -> FoundLinks:
     """Return the links of a JSON answer: texts that the site's rules name, and its cursor."""
     base = page.final_url
@@ -101,9 +118,9 @@ def in_json(
         return FoundLinks(base, [])
     found = _Json(value, base, budget)
     links = own or []
-    if own is None and site.follow:
-        links = list(_by_rules(found, site.follow, role))
-    following, refused = _next_pages(found, site, role, base, links, previous_list)
+    if own is None and rules.site.follow:
+        links = list(_by_rules(found, rules.site.follow, rules.role))
+    following, refused = _next_pages(found, rules, base, links)
     return _bounded(base, links + following, [], refused)
 
 
@@ -187,8 +204,9 @@ class _Html:
         except css.TooMuch:
             return ""
         for node in nodes[:1]:
-            text = node.attrs.get(cursor.attr) if cursor.attr else node.text(strip=True)
-            return (text or "").strip()
+            if cursor.attr:
+                return (node.attrs.get(cursor.attr) or "").strip()
+            return node.text(strip=True).strip()
         return ""
 
     def _hrefs(self, nodes: list[LexborNode]) -> list[str]:
@@ -258,14 +276,10 @@ class _Json:
 
     def cursor(self, cursor: Cursor) -> str:
         """Return what the answer names as the next page."""
-        value = self._value
-        for name in cursor.json.split("."):
-            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            elif isinstance(value, dict):
-                value = value.get(name)
-            else:
-                return ""
+        if not cursor.json:
+            return ""
+        steps = jsonpath.compile(cursor.json)
+        value = next(jsonpath.find(self._value, steps, lambda count: self._budget.check()), None)
         if isinstance(value, bool) or not isinstance(value, str | int):
             return ""
         return str(value)
@@ -295,59 +309,44 @@ def _fitting(found: _Html | _Json, rule: Follow) -> Iterable[str]:
 
 
 def _next_pages(
-    found: _Html | _Json,
-    site: Site,
-    role: Role,
-    url: str,
-    links: list[FoundLink],
-    previous: int | None,
+    found: _Html | _Json, rules: LinkRules, url: str, links: list[FoundLink]
 ) -> tuple[list[FoundLink], tuple[LeftOut, ...]]:
     """Return the next page of each list that a page is part of, and those that a guard leaves
     out."""
-    rules = _rules_for(site, role, url)
-    if not rules:
+    for_list = rules.for_list(url)
+    if not for_list:
         return [], ()
     items, checksum = _items(links)
     following: list[FoundLink] = []
     left_out: list[LeftOut] = []
-    for rule in rules:
+    for rule in for_list:
         if rule.postback or (rule.stop and found.has(rule.stop)):
             continue
         if rule.next:
             hrefs = found.selected(rule.next)[:1]
             following += [FoundLink(href, Role.INDEX) for href in hrefs]
             continue
-        if not rule.stop and not items and _names_items(site, role):
+        if rules.is_behind_last(rule, items):
             continue
         after = _after(rule, found, url)
         if not after:
             continue
-        if checksum == previous or (not rule.cursor and _number(rule, url) >= rule.max):
+        if checksum == rules.previous_list or (not rule.cursor and _number(rule, url) >= rule.max):
             left_out.append(LeftOut("pagination", 1, after))
         else:
             following.append(FoundLink(after, Role.INDEX, checksum))
     return following, tuple(left_out)
 
 
-def _rules_for(site: Site, role: Role, url: str) -> list[Pagination]:
-    """Return the rules for the lists that a page may be part of."""
-    return [
-        rule
-        for rule in site.pagination
-        if role in rule.on and (not rule.regex or pattern(rule.regex).search(url))
-    ]
-
-
 def _postbacks(
-    found: _Html, site: Site, role: Role, url: str, links: list[FoundLink], previous: int | None
+    found: _Html, rules: LinkRules, url: str, links: list[FoundLink]
 ) -> Iterator[tuple[Pagination, int]]:
     """Yield the rules by which a script leads to a next page, unless this is the last one."""
-    for rule in _rules_for(site, role, url):
+    for rule in rules.for_list(url):
         if not rule.postback or (rule.stop and found.has(rule.stop)):
             continue
         items, checksum = _items(links)
-        is_last = not rule.stop and not items and _names_items(site, role)
-        if not is_last and checksum != previous:
+        if not rules.is_behind_last(rule, items) and checksum != rules.previous_list:
             yield rule, checksum
 
 
@@ -357,18 +356,15 @@ def _items(links: list[FoundLink]) -> tuple[list[str], int]:
     return items, crc32("\n".join(items or [link.href for link in links]).encode())
 
 
-def _names_items(site: Site, role: Role) -> bool:
-    """Return whether a rule says which links of such a page are its items."""
-    return any(Role(rule.role) is Role.LISTING and role in rule.on for rule in site.follow or ())
-
-
 def _after(rule: Pagination, found: _Html | _Json, url: str) -> str:
     """Return the URL of the page after this one; empty if there is none."""
     if rule.cursor:
         cursor = found.cursor(rule.cursor)
         if cursor.startswith(("http://", "https://", "/")):
             return structured.absolute(url, cursor)
-        return _with_parameter(url, rule.cursor.parameter, cursor) if cursor else ""
+        if not cursor:
+            return ""
+        return _with_parameter(url, rule.cursor.parameter, cursor)
     number = _number(rule, url) + rule.step
     if rule.parameter:
         return _with_parameter(url, rule.parameter, str(number))

@@ -130,14 +130,19 @@ class PageView:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The fields of the site's file."""
-        rules, is_html = self._rules, self._kind not in ("json", "plain")
+        rules = self._rules
+        tree, body = None, b""
+        if self._kind in ("json", "plain"):
+            body = self.utf8
+        else:
+            tree = self.tree
         return selectors.extract(
-            self.tree if is_html else None,
+            tree,
             rules.fields,
             self.url,
             self.budget,
             required=rules.required,
-            body=b"" if is_html else self.utf8,
+            body=body,
             is_json=self._kind == "json",
         )
 
@@ -165,18 +170,18 @@ class PageView:
     @cached_property
     def links(self) -> list[tuple[str, str]]:
         """The URLs to which the site's file leads from here, with their roles."""
-        from crawler.sites.links import in_html
+        from crawler.sites.links import LinkRules, in_html
 
-        found = in_html(
-            self.tree, self.utf8, self._answer, self.site, Role.START, None, self.budget
-        )
+        rules = LinkRules(self.site, Role.START)
+        found = in_html(self.tree, self.utf8, self._answer, rules, self.budget)
         links: dict[str, str] = {}
         roles = [(link.href, link.role) for link in found.links]
         for href, role in (*roles, *((href, None) for href in found.hrefs)):
             url = structured.absolute(found.base, href)
             if url and self.site.covers(url):
                 kind = self.site.kind_of(url)
-                links.setdefault(url, str(role or (kind.role if kind else Role.INDEX)))
+                by_url = kind.role if kind else Role.INDEX
+                links.setdefault(url, str(role or by_url))
         return list(links.items())
 
     def urljoin(self, reference: str) -> str:

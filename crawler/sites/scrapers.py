@@ -309,7 +309,9 @@ def _source_of(page: "PageView") -> Source:
 def _links(found: Any, page: "PageView") -> list[Link]:
     links: dict[str, str] = {}
     for item in islice(_not_async(found) or (), MAX_URLS):
-        url, role = item if isinstance(item, tuple) and len(item) == 2 else (item, ROLES[0])
+        url, role = item, ROLES[0]
+        if isinstance(item, tuple) and len(item) == 2:
+            url, role = item
         if not isinstance(url, str) or role not in ROLES:
             what = f"{item!r:.100} is neither a URL nor a pair of URL and role"
             raise TypeError(f"{what}; roles are {', '.join(ROLES)}")
@@ -414,12 +416,14 @@ class Scraper:
 
         if isinstance(html, PageView):
             return html
-        body = html.encode("utf-8", "replace") if isinstance(html, str) else html
+        utf8 = None
+        if isinstance(html, str):
+            html = utf8 = html.encode("utf-8", "replace")
         answer = Page(
-            url=url, final_url=url, status=200, reason="OK", headers=(), body=body, raw=body,
+            url=url, final_url=url, status=200, reason="OK", headers=(), body=html, raw=html,
             fetched_at=0.0, fetch_s=0.0,
         )  # fmt: skip
-        return PageView(self.site, answer, html=body if isinstance(html, str) else None)
+        return PageView(self.site, answer, html=utf8)
 
     def extract_listing(self, page: "PageView | str | bytes", url: str = "") -> Any:
         """Return the record of a page: a dict, a list of dicts, or None.

@@ -429,8 +429,10 @@ class _Page:
         """Follow a path into items; one that begins with a type goes into items of that type."""
         steps = jsonpath.compile(path)
         for item in items:
-            kind = item.get("@type") if isinstance(item, dict) else None
-            if steps[0] in (kind if isinstance(kind, list) else [kind]):
+            kinds = item.get("@type") if isinstance(item, dict) else None
+            if not isinstance(kinds, list):
+                kinds = [kinds]
+            if steps[0] in kinds:
                 yield from jsonpath.find(item, steps[1:], self._budget.spend)
             else:
                 yield from jsonpath.find(item, steps, self._budget.spend)
@@ -668,8 +670,9 @@ def _written(raw: Any, field: Field) -> str:
             next((raw[key] for key in keys if raw.get(key)), "")
             for keys in (_PRICE_KEYS, _CURRENCY_KEYS)
         )
-        is_plain = isinstance(amount, str | int | float) and isinstance(code, str)
-        return f"{str(amount)[:MAX_STRING]} {code[:20]}" if is_plain and amount != "" else ""
+        if amount == "" or not isinstance(amount, str | int | float) or not isinstance(code, str):
+            return ""
+        return f"{str(amount)[:MAX_STRING]} {code[:20]}"
     return "" if raw is None else msgspec.json.encode(raw).decode()
 
 

@@ -265,7 +265,7 @@ SECRET = "s3cret-t0ken"
         ("pagination: {cursor: {json: a}}", 2, "cursor has no parameter"),
         ("pagination: {cursor: {parameter: a}}", 2, "cursor needs either json or css"),
         ("pagination: {cursor: {json: a, css: b, parameter: c}}", 2, "either json or css"),
-        ("pagination: {cursor: {json: a..b, parameter: c}}", 2, "is not a path of names"),
+        ("pagination: {cursor: {json: a..b, parameter: c}}", 2, "is no path"),
         ("pagination: {cursor: {json: a, attr: b, parameter: c}}", 2, "attr goes with css"),
         ("pagination: {postback: 'a['}", 2, "postback: "),
         ("pagination: {next: a, stop: 'a['}", 2, "stop: "),

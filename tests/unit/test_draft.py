@@ -31,7 +31,8 @@ def site_of(folder: Path, made: Draft) -> Site:
 def followed(site: Site, path: str, html: str) -> dict[str, Role | None]:
     """The links that a crawl with a draft follows from its page."""
     at = page(f"{HOST}{path}", html.encode())
-    found = links.in_html(parse(html), html.encode(), at, site, Role.START, None, Budget())
+    rules = links.LinkRules(site, Role.START)
+    found = links.in_html(parse(html), html.encode(), at, rules, Budget())
     return {link.href: link.role for link in found.links}
 
 

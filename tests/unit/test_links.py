@@ -268,6 +268,30 @@ pagination: {cursor: {json: meta.next, parameter: after}}
     assert crawl.paths("no json", api, kind="application/json") == []
 
 
+@pytest.mark.parametrize(
+    ("path", "answer", "cursor"),
+    [
+        ("meta.next", {"meta": {"next": "b"}}, "b"),
+        ("pages[1].next", {"pages": [{"next": "a"}, {"next": "b"}]}, "b"),
+        ("pages.next", {"pages": [{"no": 1}, {"next": "b"}]}, "b"),
+        ("[0].next", [{"next": 17}], "17"),
+        ("next", {"next": True}, ""),
+        ("next", {"next": {"a": "b"}}, ""),
+        ("next", {"next": []}, ""),
+    ],
+)
+def test_a_cursor_in_json_is_found_by_the_paths_of_fields(
+    tmp_path: Path, path: str, answer: Any, cursor: str
+) -> None:
+    """One syntax for all paths into JSON; what is no text and no number leads nowhere."""
+    rule = f"pagination: {{cursor: {{json: '{path}', parameter: after}}}}\n"
+    body = msgspec.json.encode(answer).decode()
+
+    found = described(tmp_path, rule).paths(body, task("/api"), kind="application/json")
+
+    assert found == [f"/api?after={cursor}"] * bool(cursor)
+
+
 def test_kinds_of_pages_give_roles_and_limits(tmp_path: Path) -> None:
     """Without a rule, the URL says what a page is; a site's limit goes with each link."""
     crawl = described(tmp_path, 'pages: [{regex: "/item/", role: listing}]\nlimit: 7\n')

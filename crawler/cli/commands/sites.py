@@ -105,7 +105,9 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
         for each in found:
             print(printable(str(each)))
         if not found:
-            good = counted(len(files) or len(_load(settings).names), "file" if files else "site")
+            good = counted(len(files), "file")
+            if not files:
+                good = counted(len(_load(settings).names), "site")
             print(f"no faults ({good})")
     return UsageError.exit_code if found else 0
 
@@ -162,7 +164,9 @@ def _named(known: "Sites", name: str) -> "Site":
     if site := known.named(name):
         return site
     near = difflib.get_close_matches(name.lower(), known.names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known.names) or 'none'}"
+    hint = f"known are {', '.join(known.names) or 'none'}"
+    if near:
+        hint = f"did you mean {near[0]}?"
     raise UsageError(f"there is no site {name[:60]!r}; {hint}")
 
 
