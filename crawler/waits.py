@@ -332,7 +332,8 @@ class WaitFinder:
             groups = [group for group in groups if group[2:] != _NEVER_TRIED]
         if not groups:
             return []
-        tasks, reason = sum(group[0] for group in groups), groups[0][2]
+        tasks = sum(group[0] for group in groups)
+        reason = groups[0][2] or self._lpm.counts.postponed_because(job)
         what = f"{counted(tasks, 'task')} {_verb(tasks)} for the next attempt"
         if reason:
             what += f" ({printable(reason)})"

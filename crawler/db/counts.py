@@ -76,6 +76,17 @@ class Counts(Part):
             values,
         )
 
+    def postponed_because(self, job: Job | None = None) -> str:
+        """Why some task was put off that has not failed; empty where nothing was said."""
+        condition, values = of_job(self._db, job)
+        because = self._db.value(
+            f"""SELECT error_message FROM tasks WHERE {condition} AND {_PUT_OFF}
+                AND error_type IS NULL AND error_message NOT NULL LIMIT 1""",
+            values,
+            "",
+        )
+        return str(because)
+
     def waits_for_siblings(self, job: Job | None = None) -> bool:
         """Whether tasks that were put off untried wait for a page that is fetched for another."""
         condition, values = of_job(self._db, job)

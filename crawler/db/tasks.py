@@ -413,6 +413,7 @@ def _detail_of(outcome: Outcome, final: bool, place: RawLocation | None) -> dict
             detail["decision"] += ", but no attempt is left"
     if outcome.error_type:
         detail["error"] = outcome.error_type
+    if outcome.error_message:
         detail["message"] = storable(outcome.error_message)
     if not final:
         detail["not_before"] = outcome.not_before
