@@ -17,7 +17,7 @@ from crawler.errors import InputError, UrlError, UsageError
 from crawler.fetch.session import Session
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import CrawlOptions, Job, JobOptions, Link, Role
-from crawler.scraping.follow import origin_of
+from crawler.scraping.follow import SITEMAP, origin_of
 from crawler.sites import Site, Sites
 from crawler.sites.crawlfile import Form
 from crawler.sites.forms import FormTask, start_task
@@ -247,6 +247,9 @@ class _Beginning:
         _, authority, host, _, _ = urls.split(address.url)
         self.name = self.name or host
         self.hosts.append(authority)
+        if subdomains and urls.is_public_suffix(host.removeprefix("www.")):
+            owners = f"the hosts below {host.removeprefix('www.')} belong to different owners"
+            raise UsageError(f"--subdomains: {owners}")
         if subdomains:
             self.hosts += [authority, f"*.{host.removeprefix('www.')}"]
         self._add(address.url, self._sitemap or "include", ())
@@ -280,7 +283,8 @@ class _Beginning:
             self.starts.append(Start(_form_link(address, start_task(form, lambda column: None))))
 
     def _insert(self, url: str, role: Role) -> None:
-        link = Link(address=urls.parse(url), role=role, loopback=True)
+        method = SITEMAP if role is Role.SITEMAP else "GET"
+        link = Link(address=urls.parse(url), role=role, loopback=True, method=method)
         self.starts.append(Start(link))
 
     def _neither(self, text: str, error: UrlError) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.store import Part, row_crc32
 from crawler.models import (
@@ -27,9 +28,12 @@ _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
         method, body, modified_at, list_crc32)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+REDIRECTED = "redirected"
+"""Why a task ends that redirects to another page of its crawl."""
 MAX_SITEMAPS = 10_000
 """Sitemaps of a crawl; they do not count against its limit of pages."""
-_SITEMAPS = ("role", Role.SITEMAP.value)
+_SITEMAPS, _REDIRECTS = ("role", Role.SITEMAP.value), ("role", "redirected")
+"""Counts of tasks that are no pages, and do not count against the limit."""
 FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
     AND role NOT NULL AND source <> 'bundle'"""
 """Columns of the task of a crawl for a request; the last two conditions are those of its index."""
@@ -197,6 +201,8 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
         "SELECT parcel_id, queue, priority, deadline, input FROM tasks WHERE id = ?", (task.id,)
     )
     assert given is not None, task.task_id
+    if outcome.error_type == REDIRECTED:
+        limits.added[_REDIRECTS] += 1
     for link in outcome.links:
         key = (task.job_id, link.address.key, link.method, link.body)
         if key in seen:
@@ -206,8 +212,8 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
             seen.add(key)
             if _insert(db, task.job_id, link, task.id, given, now):
                 limits.count(link)
-            elif link.modified_at is not None:
-                _note_modified(db, key, link.modified_at)
+            else:
+                _find_again(db, outcome, link, key, now)
         elif not db.one(_IS_KNOWN, key):
             before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
             left_out[guard] = before.and_more()
@@ -218,6 +224,53 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
         _count(db, task.job_id, "guard", each.guard, each.links, each.example)
     for (kind, name), count in limits.added.items():
         _count(db, task.job_id, kind, name, count)
+
+
+def _find_again(
+    db: Database, outcome: Outcome, link: Link, key: tuple[Any, ...], now: float
+) -> None:
+    """Note what a link says of a page that is in the ledger already."""
+    task = outcome.task.id
+    if outcome.error_type == REDIRECTED and _leads_back(db, task, key):
+        _end_loop(db, task, now)
+    elif link.modified_at is not None:
+        _note_modified(db, key, link.modified_at)
+    elif outcome.crawl and outcome.crawl.depth is not None:
+        _note_depth(db, key, link.depth)
+
+
+def _leads_back(db: Database, task: int, key: tuple[Any, ...]) -> bool:
+    """Whether a redirect leads to a page that has led here by redirects only."""
+    [target] = db.column(FIND.format("id"), key)
+    before = db.column(
+        """WITH RECURSIVE way(id) AS (
+               SELECT ?1
+               UNION
+               SELECT parent FROM tasks JOIN way USING (id) WHERE hops > 0 AND parent NOT NULL)
+           SELECT id FROM way""",
+        (task,),
+    )
+    return target in before
+
+
+def _end_loop(db: Database, task: int, now: float) -> None:
+    """Fail a task whose redirects go in a circle: no page would ever come of them."""
+    told = {"error": "too_many_redirects", "message": "its redirects lead back to where they began"}
+    db.execute(
+        """UPDATE tasks SET status = 'failed', error_type = ?, error_message = ? WHERE id = ?""",
+        (*told.values(), task),
+    )
+    timeline.note(db, task, "failed", told, now)
+
+
+def _note_depth(db: Database, key: tuple[Any, ...], depth: int) -> None:
+    """Note a shorter way to a page that still waits."""
+    db.execute(
+        """UPDATE tasks SET depth = ?5 WHERE job_id = ?1 AND url_key = ?2 AND method = ?3
+           AND body = ?4 AND role NOT NULL AND source <> 'bundle' AND status = 'pending'
+           AND depth > ?5""",
+        (*key, depth),
+    )
 
 
 def _note_modified(db: Database, key: tuple[Any, ...], modified_at: float) -> None:
@@ -257,7 +310,9 @@ class _Limits:
             return "sitemaps" if self._counted(_SITEMAPS) >= MAX_SITEMAPS else ""
         if crawl.depth is not None and link.depth > crawl.depth:
             return "depth"
-        if crawl.limit and self.size - self._counted(_SITEMAPS) >= crawl.limit:
+        # As many redirects again, and no more: a site may answer every link with one.
+        no_pages = self._counted(_SITEMAPS) + min(self._counted(_REDIRECTS), crawl.limit)
+        if crawl.limit and self.size - no_pages >= crawl.limit:
             return "limit"
         if link.site and self._counted(("site", link.site[0])) >= link.site[1]:
             return "site_limit"

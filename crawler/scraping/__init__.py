@@ -40,6 +40,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import (
     UNCHANGED,
     JobOptions,
+    LeftOut,
     Link,
     Outcome,
     Page,
@@ -78,6 +79,7 @@ _MAX_STORED_BODY = 1 << 30
 """Maximum body of a stored page. The setting does not apply: it may have been higher before."""
 _OK, _NOT_MODIFIED, _TOO_MANY_REQUESTS = 200, 304, 429
 _MISSING = (404, 410)
+_DAY_S = 86_400
 _HTML = re.compile(
     rb"\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype html|html)\b", re.IGNORECASE | re.DOTALL
 )
@@ -242,6 +244,8 @@ class Attempt:
         """Whether the same page would give the same record today."""
         if self._task.method != "GET":
             return False
+        if self._finder and not _same_page(known.final_url, self._task.url):
+            return False  # a redirect led there, and the crawl has that page by itself
         rules = self._site.kind_of(self._task.url) or self._site
         made_with = (self._site.version, _parser(self._site, rules)[1])
         return (known.site_version, known.parser_version) == made_with
@@ -282,6 +286,8 @@ class Attempt:
                 self._go_on_with(form_fetch.NO_SESSION)
         if self._door:
             page = form_fetch.without_cookie_values(page)
+        if plain.session and plain.session.secrets:
+            page = form_fetch.redacted(page, plain.session.secrets.values())
         known = self._task.known
         unchanged = page.status == _NOT_MODIFIED and conditional
         if unchanged and known and page.final_url != known.final_url:
@@ -365,15 +371,42 @@ class Attempt:
         return is_sitemap and urlsplit(self._task.url).path == "/robots.txt"
 
     async def _follow_to_itself(self, page: Page, plain: Request, hook: RequestHook) -> Page:
-        """Follow redirects to the same page, such as one that has set a cookie. Others are
-        links."""
-        key = urls.parse(self._task.url).key
+        """Follow redirects that lead back to the same page, as those that set a cookie do. Others
+        are links."""
+        here = self._task.url
         for _ in range(MAX_REDIRECTS):
             target = redirect_of(page)
-            if not target or urls.parse(scope.without_session(target)).key != key:
+            if not target:
                 return page
+            after = page
+            if not _same_page(target, here):
+                after = await self._return_from(page, target, plain, hook)
+                if after is page:
+                    return page
+                target = redirect_of(after)
             page = await self._fetch(replace(plain, url=target), hook)
         raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects to itself")
+
+    async def _return_from(
+        self, page: Page, target: str, plain: Request, hook: RequestHook
+    ) -> Page:
+        """Follow a redirect that sets a cookie; return the answer that redirects back to the page,
+        or the given one where none does."""
+        links = self._how.links
+        answer = page
+        for _ in range(MAX_REDIRECTS):
+            sets_cookie = any(name.lower() == "set-cookie" for name, _ in answer.headers)
+            if answer is page and not sets_cookie:
+                return page
+            if links is None or not links.scope.has_host(target):
+                return page
+            answer = await self._fetch(replace(plain, url=target), hook)
+            target = redirect_of(answer)
+            if not target:
+                return page
+            if _same_page(target, self._task.url):
+                return answer
+        return page
 
     def _follow_redirect(self, page: Page) -> bool:
         """End a task whose page is another one: that becomes a task if the crawl covers it."""
@@ -389,13 +422,19 @@ class Attempt:
             self._skip("redirected", f"it redirects to {shown}")
         else:
             reason = link.replace("_", " ")
+            if link != scope.OUT:
+                self._note(left_out=(LeftOut(link, 1, shown),))
             self._skip("out_of_scope", f"it redirects to {shown}, which is left out: {reason}")
         return True
 
     async def _keep_unmodified(self) -> bool:
         """Keep the stored page where a sitemap says that it has not changed since."""
         known, modified_at = self._task.known, self._task.modified_at
-        if known is None or modified_at is None or modified_at >= known.scraped_at:
+        if known is None or modified_at is None:
+            return False
+        if modified_at % _DAY_S == 0:  # a day: the page may have changed until its end
+            modified_at += _DAY_S
+        if modified_at >= known.scraped_at:
             return False
         if not self._would_be_the_same(known) or not await self._follow_stored():
             return False
@@ -508,6 +547,13 @@ class Attempt:
             not_before=self._clock() + error.wait_s,
             charge=False,
         )
+
+
+def _same_page(url: str, other: str) -> bool:
+    """Whether two URLs mean the same page, in whatever session."""
+    if url == other:
+        return True
+    return urls.parse(scope.without_session(url)).key == urls.parse(other).key
 
 
 # Judging and parsing

@@ -24,6 +24,8 @@ MAX_REMEMBERED = 100_000
 """Links whose fate a process remembers for each crawl."""
 MAX_SITEMAP_LEVELS = 5
 """Indexes of sitemaps within each other; their number is in `hops`."""
+SITEMAP = "SITEMAP"
+"""The method of sitemaps: a page may link to one, and is another task then."""
 _LINKS_PER_LOOK = 500
 
 
@@ -75,7 +77,7 @@ class LinkFilter:
             guard = decided.get(url)
             if guard is None:
                 known = waiting.get(url)
-                if known and known.depth == depth and known.loopback <= task.loopback:
+                if known and known.depth == depth and known.loopback == chosen.passes_loopback(url):
                     chosen.tasks[known.address.key] = known
                     continue
                 guard = self._decide(task, url, None, None, chosen.tasks)
@@ -92,15 +94,20 @@ class LinkFilter:
         modified_at: float | None = None,
     ) -> str:
         """Add the task for a URL, or return the guard that leaves it out."""
+        if len(url) > scope.MAX_URL_LENGTH:
+            return "url_length"  # and is not remembered: some pages have megabytes of them
         bare = scope.without_session(url)
         try:
             address = parse(bare)
         except UrlError:
             return self._remember(url, "")
-        if address.url in self._decided or address.key in tasks:
+        if address.key in tasks:
             return ""
-        # Sitemaps may be on other hosts than the pages in them.
-        guard = "" if role is Role.SITEMAP else self.scope.refuses(address.url)
+        guard = ""
+        if role is not Role.SITEMAP:  # those may be on other hosts, and pages may link to them, too
+            if address.url in self._decided:
+                return ""
+            guard = self.scope.refuses(address.url)
         if guard:
             return self._remember(url, "" if guard == OUT else guard)
         link = self._link(task, address, role)
@@ -120,9 +127,15 @@ class LinkFilter:
             address=address,
             role=role,
             depth=task.depth + 1,
-            loopback=task.loopback and origin_of(address.url) in self._origins,
+            loopback=task.loopback and self._is_home(address.url, task.url),
+            method=SITEMAP if role is Role.SITEMAP else "GET",
             site=(site.name, site.limit) if site.limit else None,
         )
+
+    def _is_home(self, url: str, of: str) -> bool:
+        """Whether a link leads to the origin of its own page, and a start is there."""
+        origin = origin_of(url)
+        return origin == origin_of(of) and origin in self._origins
 
     def follow_sitemap(self, task: Task, sitemap: Sitemap, budget: Budget) -> Followed:
         """Return the tasks for the pages of a sitemap, or for the sitemaps of an index."""
@@ -159,12 +172,11 @@ class LinkFilter:
 
     def remember(self, links: Iterable[Link]) -> None:
         """Note that these links are in the ledger."""
-        deepest = self.options.depth
+        if self.options.depth is not None:
+            return  # a shorter way may lead there
         for link in links:
             # A form's task says nothing about the page with the form.
-            if link.method == "GET" and (
-                deepest is None or link.depth <= deepest
-            ):  # else a shorter way may lead there
+            if link.method == "GET":
                 self._remember(link.address.url, "")
 
     def _remember(self, url: str, guard: str) -> str:
@@ -192,6 +204,10 @@ class _Chosen:
         if href.startswith(("http://", "https://")):
             return href
         return structured.absolute(self._base, href)
+
+    def passes_loopback(self, url: str) -> bool:
+        """Whether a link that may be on this machine is at the page's own origin."""
+        return self.task.loopback and url.startswith(f"{origin_of(self.task.url)}/")
 
     def count(self, guard: str, url: str) -> None:
         """Count a link that a guard leaves out."""

@@ -103,7 +103,7 @@ class FormFetch:
             page, secrets = await self._from_start(given, branch)
         except _Wall as wall:
             return Fetched(replace(wall.page, url=task.url))
-        page = _redacted(replace(page, url=task.url), secrets)
+        page = redacted(replace(page, url=task.url), secrets)
         return Fetched(page, self.live.keep_branch(branch, task.task_id))
 
     async def submit(
@@ -398,8 +398,8 @@ def _check_safe(sent: Submission, page: str) -> None:
         raise FetchError("bad_form", f"the form would send a secret {problem}")
 
 
-def _redacted(page: Page, secrets: Iterable[str]) -> Page:
-    """Hide secrets in a page that repeats what its form was sent."""
+def redacted(page: Page, secrets: Iterable[str]) -> Page:
+    """Hide secrets in a page that repeats them: in its body, its headers and its URL."""
     long = [secret for secret in secrets if len(secret) >= MIN_SECRET]
     if not long:
         return page

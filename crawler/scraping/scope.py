@@ -13,10 +13,10 @@ OUT = "out of scope"
 MAX_URL_LENGTH = 2_000
 MAX_SAME_SEGMENTS = 3
 """How often a path may have the same segment, or sequence of segments."""
-YEARS_BACK, YEARS_AHEAD = 5, 1
+YEARS_BACK, YEARS_AHEAD = 100, 1
 """The part of a calendar that is followed."""
 _UNREAD_TYPES = (
-    "7z apk avi bin bz2 css deb dmg eot exe flac flv gz iso jar js m4a m4v mkv mov mp3 mp4 mpeg mpg"
+    "7z apk avi bin bz2 deb dmg eot exe flac flv gz iso jar m4a m4v mkv mov mp3 mp4 mpeg mpg"
     " msi ogg ogv otf pkg rar rpm swf tar tgz ttf wav webm wma wmv woff woff2 xz zip zst"
 )
 _UNREAD = frozenset(_UNREAD_TYPES.split())
@@ -29,23 +29,27 @@ _DOCUMENTS = frozenset(_DOCUMENT_TYPES.split())
 """Endings of files that are stored, but have no links."""
 _ENDING = re.compile(r"\.([a-z0-9]{2,5})$", re.IGNORECASE)
 _SESSION_NAMES = re.compile(
-    r"jsessionid|phpsessid|aspsessionid\w*|asp\.net_sessionid|cfid|cftoken|oscsid|zenid|sessionid"
-    r"|session_id|sessid",
+    r"jsessionid|phpsessid|aspsessionid\w*|asp\.net_sessionid|cfid|cftoken|oscsid|zenid",
     re.IGNORECASE,
 )
-_MAYBE_SESSION_NAMES = frozenset({"sid", "s", "session", "sess", "psid"})
+_MAYBE_SESSION_NAMES = frozenset(
+    {"sid", "s", "session", "sess", "psid", "sessionid", "session_id", "sessid"}
+)
 _TOKEN = re.compile(r"(?=.*\d)(?=.*[a-z])[\w-]{16,}", re.IGNORECASE)
 _SESSION_IN_PATH = re.compile(
     r";(?:jsessionid|sid|phpsessid)=[^/?;]*|/\((?:[A-Z]\([^)/]*\))+\)(?=/)", re.IGNORECASE
 )
 _DATE_NAME = re.compile(
-    r"date|month|year|day|week|cal|when|period|start|from|until|till", re.IGNORECASE
+    r"(?:cal(?:endar)?[_-]?)?(?:date|month|year|day|week|yearmonth|ym)|cal(?:endar)?"
+    r"|tribe-bar-date",
+    re.IGNORECASE,
 )
+"""Parameters of calendars. Others, such as `saledate` and `yearbuilt`, are data."""
 _YEAR = re.compile(r"(?<!\d)(?:\d{1,2}[-/.])?(1\d{3}|[2-9]\d{3})(?:[-/.]?\d{2}){0,2}(?!\d)")
 _SECONDS = re.compile(r"\d{9,11}")
 _CALENDAR_PATH = re.compile(
     r"(?:^|/)(?:[\w-]*calendar|events?|agenda|schedule|kalender|календар)(?:/|$).*?"
-    r"(?<!\d)(\d{4})(?:[-/]\d{1,2}|/?$)",
+    r"(?<!\d)(\d{4})[-/]\d{1,2}(?!\d)",
     re.IGNORECASE,
 )
 
@@ -106,7 +110,7 @@ class Scope:
         years = [int(found) for found in _CALENDAR_PATH.findall(path)]
         for pair in query.split("&"):
             name, _, value = pair.partition("=")
-            if not value or not _DATE_NAME.search(name):
+            if not value or not _DATE_NAME.fullmatch(name):
                 continue
             if _SECONDS.fullmatch(value):
                 years.append(datetime.fromtimestamp(int(value), UTC).year)

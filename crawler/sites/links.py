@@ -25,7 +25,10 @@ MAX_JSON_TEXTS = 100_000
 _NODES_PER_LOOK = 500
 _LINKS = "a[href], area[href], frame[src], iframe[src], link[rel~=next i][href]"
 _TAGS = frozenset({"a", "area", "frame", "iframe", "link"})
-_NO_LINKS = re.compile(r"(?:^|[,:\s])(?:nofollow|none)(?:[,;\s]|$)", re.IGNORECASE)
+_NO_LINKS = frozenset({"nofollow", "none"})
+_BOT = re.compile(r"\s*([a-z][\w*-]*)\s*:(.*)", re.IGNORECASE | re.DOTALL)
+_WITH_VALUE = ("max-", "unavailable")
+"""Beginnings of rules that have a value behind a colon, as the name of a bot has rules."""
 
 
 class FoundLink(NamedTuple):
@@ -87,7 +90,9 @@ def in_html(
     site, role = rules.site, rules.role
     base = structured.base_of(tree, page.final_url)
     if role is Role.FILE:
-        return FoundLinks(base, [])
+        if site.follow is not None:
+            return FoundLinks(base, [])
+        role = Role.INDEX  # its URL has the ending of a file, but it is a page
     found = _Html(tree, html, base, budget)
     if found.says_nofollow(page):
         count = len(found.all)
@@ -154,7 +159,7 @@ class _Html:
     def says_nofollow(self, page: Page) -> bool:
         """Return whether the page asks that none of its links are followed."""
         headers = [value for name, value in page.headers if name.lower() == "x-robots-tag"]
-        if any(_NO_LINKS.search(value) for value in headers):
+        if any(map(_forbids_links, headers)):
             return True
         lower = self._html.lower()  # faster than a search that ignores case
         if b"nofollow" not in lower and b"none" not in lower:
@@ -162,7 +167,7 @@ class _Html:
         refused = self._tree.css("a[rel~=nofollow i], area[rel~=nofollow i]")
         self._is_refused = frozenset(node.mem_id for node in refused)
         metas = self._tree.css("meta[name=robots i][content]")
-        return any(_NO_LINKS.search(node.attrs.get("content") or "") for node in metas)
+        return any(_forbids_links(node.attrs.get("content") or "") for node in metas)
 
     @cached_property
     def all(self) -> list[str]:
@@ -229,6 +234,14 @@ class _Html:
             if tag == "link" and "next" not in (node.attrs.get("rel") or "").lower().split():
                 continue
             yield from self._hrefs([node])
+
+
+def _forbids_links(rules: str) -> bool:
+    """Return whether rules for robots forbid to follow links; those for another bot do not."""
+    named = _BOT.match(rules)
+    if named and not named[1].lower().startswith(_WITH_VALUE):
+        return False
+    return not _NO_LINKS.isdisjoint(rule.strip().lower() for rule in rules.split(","))
 
 
 class _Json:

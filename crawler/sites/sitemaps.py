@@ -353,7 +353,10 @@ def _read_text(body: bytes, base: str, budget: Budget) -> Sitemap:
 
 
 def posix_seconds(text: str) -> Modified:
-    """Return the time of a W3C date, or of a date as in e-mail; without a zone it is UTC."""
+    """Return the time of a W3C date, or of a date as in e-mail; without a zone it is UTC.
+
+    A month or a year is none: it cannot tell whether a page has changed since it was fetched.
+    """
     if not text or len(text) > _MAX_DATE:
         return None
     match = _W3C.fullmatch(text)
@@ -362,7 +365,7 @@ def posix_seconds(text: str) -> Modified:
             parts = parsedate_tz(text)
             return float(mktime_tz(parts)) if parts else None
         year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
-        at = datetime(year, month or 1, day or 1, hour, minute, min(second, 59), tzinfo=UTC)
+        at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
         return at.timestamp() - _offset_s(match[7] or "Z")
     except (ValueError, OverflowError):
         return None

@@ -5,7 +5,10 @@ from crawler.examples.server import Request, Response, not_found, redirect, serv
 
 HOST = "changing.localhost"
 ENDLESS = "/hops/"
-LINKS = ("/etag", "/old", "/older", "/out", "/cookie", f"{ENDLESS}0", "/private", "/missing")
+LINKS = (
+    "/etag", "/old", "/older", "/out", "/cookie", f"{ENDLESS}0", "/private", "/missing", "/members",
+    "/circle", "/sitemap.xml",
+)  # fmt: skip
 
 
 class Changing:
@@ -39,7 +42,15 @@ class Changing:
                 return redirect("http://elsewhere.localhost/")
             case "/cookie":
                 return redirect("/cookie?PHPSESSID=1") if not request.query else _page("cookie")
-            case "/new" | "/behind-etag" | "/behind-dated" | "/private":
+            case "/members" if "let-in" not in request.cookies:
+                return redirect("/auth", 302, "sid=1")
+            case "/auth":
+                return redirect("/members", 302, "let-in=1")
+            case "/circle":
+                return redirect("/circle/2")
+            case "/circle/2":
+                return redirect("/circle")
+            case "/members" | "/new" | "/behind-etag" | "/behind-dated" | "/private":
                 return _page(path)
         if path.startswith(ENDLESS):
             return redirect(f"{ENDLESS}{int(path.removeprefix(ENDLESS)) + 1}")

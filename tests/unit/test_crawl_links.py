@@ -157,6 +157,67 @@ def test_a_sitemap_tells_of_a_page_that_a_link_has_found(tmp_path: Path) -> None
     assert crawl.rows("modified_at")[1:3] == [(None,), (8.0,)]
 
 
+def test_redirects_do_not_count_as_pages(tmp_path: Path) -> None:
+    """The limit is one of pages, however many URLs lead to them."""
+    crawl = Crawl(tmp_path, limit=2)
+    [start] = crawl.claim()
+    crawl.end(start, link("/old"), link("/left-out"))
+    [moved] = crawl.claim()
+    end = {"page": None, "status": TaskStatus.SKIPPED, "error_type": "redirected"}
+    crawl.end(moved, link("/new", hops=1), **end)
+
+    assert [row[0] for row in crawl.rows("url")] == [
+        f"http://a.example/{path}" for path in ("", "old", "new")
+    ]
+
+
+def test_a_site_that_redirects_every_link_ends(tmp_path: Path) -> None:
+    """There are no more redirects than pages: each could free the place of the next."""
+    crawl = Crawl(tmp_path, limit=5)
+    [start] = crawl.claim()
+    crawl.end(start, *(link(f"/{n}") for n in range(50)))
+    end = {"page": None, "status": TaskStatus.SKIPPED, "error_type": "redirected"}
+    number = 0
+    while found := crawl.claim():
+        number += 1
+        crawl.end(found[0], *(link(f"/{number}/{n}", hops=1) for n in range(3)), **end)
+
+    assert len(crawl.rows("id")) <= 2 * 5
+
+
+def test_redirects_in_a_circle_are_a_failure(tmp_path: Path) -> None:
+    """No page comes of them; a redirect to a page that others have found is none."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/a"), link("/other"))
+    end = {"page": None, "status": TaskStatus.SKIPPED, "error_type": "redirected"}
+    [(_,), (a,), (other,)] = crawl.rows("id")
+    for id_, target in ((a, "/b"), (other, "/a")):
+        claimed = crawl.lpm.dispatch.claim_one("owner", id_, NOW)
+        assert claimed is not None
+        crawl.end(claimed, link(target, hops=1), **end)
+    [b] = crawl.claim()
+    crawl.end(b, link("/a", hops=2), **end)
+
+    assert crawl.rows("error_type")[1:] == [
+        ("redirected",), ("redirected",), ("too_many_redirects",),
+    ]  # fmt: skip
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    assert report.bad == 1
+
+
+def test_a_shorter_way_to_a_waiting_page_counts(tmp_path: Path) -> None:
+    """With a limit on the depth, a page that waits has the depth of the shortest way so far."""
+    crawl = Crawl(tmp_path, depth=3)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), link("/x", depth=3))
+    [page] = crawl.claim()
+    crawl.end(page, link("/x", depth=2))
+
+    assert crawl.rows("depth")[2:] == [(2,)]
+
+
 def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:
     """A site's limit counts what every page before has found."""
     crawl = Crawl(tmp_path)

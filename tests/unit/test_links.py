@@ -87,6 +87,7 @@ def described(folder: Path, text: str) -> Crawl:
         ('<meta name="Robots" content="noindex, nofollow"><a href="/x">', []),
         ('<meta name="robots" content="none"><a href="/x">', []),
         ('<meta name="robots" content="noindex"><a href="/x">', ["/x"]),
+        ('<meta name="robots" content="follow, max-image-preview:none"><a href="/x">', ["/x"]),
         ('<!-- <a href="/c"> --><script>"<a href=/s>"</script><a href="/x">', ["/x"]),
         ('<a href="/x?utm_source=a"><a href="/x">', ["/x?utm_source=a"]),
         ('<a href="/x?b=1&amp;a=2">', ["/x?b=1&a=2"]),
@@ -104,6 +105,55 @@ def test_a_header_may_forbid_links(tmp_path: Path) -> None:
     found = Crawl(tmp_path).follow('<a href="/x"><a href="/y">', X_Robots_Tag="noindex, nofollow")
 
     assert found == Followed((), (LeftOut("nofollow", 2, f"{BASE}/list"),))
+
+
+@pytest.mark.parametrize(
+    ("rules", "links"),
+    [
+        ("none", 0),
+        ("noindex,NoFollow", 0),
+        ("max-snippet: 5, nofollow", 0),
+        ("max-image-preview: none", 1),
+        ("googlebot: nofollow", 1),
+    ],
+)
+def test_rules_of_other_bots_and_for_previews_forbid_nothing(
+    tmp_path: Path, rules: str, links: int
+) -> None:
+    """Only what is said to every robot about links counts."""
+    assert len(Crawl(tmp_path).follow('<a href="/x">', X_Robots_Tag=rules).links) == links
+
+
+def test_a_page_with_the_ending_of_a_file_has_links(tmp_path: Path) -> None:
+    """What answers with HTML is a page, whatever its URL ends with."""
+    assert Crawl(tmp_path).paths('<a href="/x">', task("/File:a.jpg", role=Role.FILE)) == ["/x"]
+
+
+def test_long_links_are_left_out_and_not_remembered(tmp_path: Path) -> None:
+    """Megabytes of them cost no memory behind their page, and the guard is named."""
+    crawl = Crawl(tmp_path)
+    found = crawl.follow(f'<a href="/{"x" * 9_000}"><a href="/{"y" * 2_500}">')
+
+    assert [(each.guard, each.links) for each in found.left_out] == [("url_length", 2)]
+    assert crawl.filter._decided == {}
+
+
+def test_a_sitemap_that_a_page_links_to_is_read_all_the_same(tmp_path: Path) -> None:
+    """It is a page for the one and a sitemap for the other."""
+    crawl = Crawl(tmp_path)
+    page = crawl.follow('<a href="/s.xml"><a href="http://cdn.example/t.xml">')
+    crawl.filter.remember(page.links)
+    named: list[tuple[str, float | None]] = [
+        (f"{BASE}/s.xml", None),
+        ("http://cdn.example/t.xml", None),
+    ]
+
+    found = crawl.filter.follow_sitemap(
+        task("/robots.txt", role=Role.SITEMAP, depth=0), Sitemap("index", named, False), Budget()
+    )
+
+    assert [(each.role, each.method) for each in page.links] == [(Role.FILE, "GET")]
+    assert [(each.role, each.method) for each in found.links] == [(Role.SITEMAP, "SITEMAP")] * 2
 
 
 def test_a_link_is_one_deeper_and_of_the_role_of_its_ending(tmp_path: Path) -> None:
