@@ -17,7 +17,7 @@ from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.models import JobOptions
 from crawler.sites import load
-from tests.support.portal import PASSWORD, USER, Portal, Reply
+from tests.support.portal import PASSWORD, USER, Portal, Reply, moved
 from tests.support.stack import Folder
 
 LOGIN = """
@@ -211,6 +211,22 @@ def test_a_crawl_does_not_sign_itself_out(folder: Folder, portal: Portal) -> Non
     assert portal.paths().count("/login") == 2
     skipped = folder.lpm().store.db.all("SELECT error_type FROM tasks WHERE status = 'skipped'")
     assert skipped == [("login_page",)] * 2
+
+
+def test_no_page_of_a_crawl_gives_a_secret_away(folder: Folder, portal: Portal) -> None:
+    """Whatever page repeats a password, in its text, its links or where it redirects to: it is kept
+    in the session's file alone."""
+    text = f"<p>{'All of the county. ' * 30}"
+    echo = f"{text}<p>Your password is {PASSWORD}.<a href='/found?p={PASSWORD}'>x</a><a href=/go>"
+    portal.answers["/profile"] = Reply(f"<title>{PASSWORD}</title>{echo}")
+    portal.answers["/go"] = moved(f"/end?password={PASSWORD}")
+    describe(folder, portal, LOGIN, "start: {url}/profile\n")
+
+    done = folder.crawler("crawl", "county", "--secrets", (file := write_secrets(folder)))
+
+    assert PASSWORD not in done.stdout + done.stderr
+    assert holding(folder.path, [PASSWORD], Path(file), *sessions(folder)) == []
+    assert "/profile" in portal.paths()
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:

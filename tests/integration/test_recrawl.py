@@ -102,7 +102,7 @@ def test_a_page_that_has_not_changed_keeps_its_links(
 
 
 def test_a_limit_is_kept_and_named(folder: Folder, site: Running) -> None:
-    """So many pages are tasks, beside sitemaps and redirects; the summary says what was left out."""
+    """Beside sitemaps and redirects; the summary names what is left out."""
     limited = ("crawl", f"{site.url(HOST)}/", "--limit", "3", "--workers", "1")
     receipt = json.loads(folder.crawler(*limited, "--json").stdout)
 
