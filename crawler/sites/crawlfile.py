@@ -38,7 +38,7 @@ from crawler.sites.yamlfile import (
 MAX_STARTS, MAX_RULES, MAX_FORM_VALUES, MAX_FORM_VALUE = 10_000, 100, 200, 10_000
 _SECRET = re.compile(r"\$([a-z_][a-z0-9_]{0,99})", re.IGNORECASE | re.ASCII)
 _LOOKS_SECRET = re.compile(r"\$[a-z_]", re.IGNORECASE | re.ASCII)
-_PASSWORD = re.compile(r"passw|passphrase|passcode|pwd|kennwort|парол", re.IGNORECASE)
+_PASSWORD = re.compile(r"^pass$|passw|passphrase|passcode|pwd|kennwort|парол", re.IGNORECASE)
 _PARAMETER = re.compile(r"[^\s&=#?]{1,100}")
 _WAYS = ("next", "parameter", "path", "cursor", "postback")
 _NUMBERED = ("parameter", "path")

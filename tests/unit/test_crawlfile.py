@@ -241,6 +241,11 @@ SECRET = "s3cret-t0ken"
             2,
             "a password has no place in this file",
         ),
+        (
+            f"login: {{url: http://a.example/, form: {{values: {{pass: {SECRET}}}}}}}",
+            2,
+            "a password has no place in this file",
+        ),
         ("follow: .a", 2, "follow must be a mapping"),
         ("follow:\n  - css: a\n  - role: index", 4, "an entry of follow needs css or regex"),
         ("follow: {css: a, role: start}", 2, "role must be one of index, listing, file, not 'st"),

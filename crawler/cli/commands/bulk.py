@@ -42,7 +42,7 @@ from crawler.db import guard
 from crawler.db.jobs import mend
 from crawler.errors import InputError, ServiceError, StoreError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
-from crawler.logs import printable
+from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions, Receipt, TaskCounts
 from crawler.waits import StallMonitor, WaitFinder, endless_wait
@@ -405,6 +405,8 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> TaskCount
             if not fetched:
                 _say_finished(settings, job)
             return follow(settings, job)
+        if not fetched:
+            _say_others(settings, job)
         fetched = True
         try:
             with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
@@ -413,6 +415,16 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> TaskCount
             _say_left(settings, job)
             raise
         say("the stack ended before this job was done")
+
+
+def _say_others(settings: Settings, job: Job | None) -> None:
+    """Say that the workers also fetch the open tasks of other jobs."""
+    if job is None:
+        return
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        others = lpm.counts.progress(None).open - lpm.counts.progress(job).open
+    if others > 0:
+        say(f"other jobs have {counted(others, 'open task')}, which are fetched, too")
 
 
 def _say_finished(settings: Settings, job: Job | None) -> None:
