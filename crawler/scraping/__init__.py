@@ -205,7 +205,7 @@ class Attempt:
             if walled and self._door and await self._door.enter_again(sign_ins):
                 await self._read_page(sign_ins + 1)
                 return
-            if self._is_doubtful and parsed.verdict.completed and not parsed.followed.links:
+            if self._is_doubtful and parsed.verdict.completed and not parsed.followed.found:
                 # The page before said that there is more: the server may have forgotten the list.
                 self._form_anew = True
                 await self._read_page(sign_ins)
@@ -501,7 +501,7 @@ class Attempt:
         )
         if verdict.completed:
             made = {"record": parsed.encoded, "parser": parsed.parser, "invalid": parsed.invalid}
-            links, left_out = parsed.followed
+            links, left_out, _ = parsed.followed
             self._note(status=TaskStatus.COMPLETED, links=links, left_out=left_out, **made)
             return
         message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()

@@ -34,6 +34,8 @@ class Followed(NamedTuple):
 
     links: tuple[Link, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    found: int = 0
+    """How many links the page has, known ones included."""
 
 
 class LinkFilter:
@@ -196,6 +198,7 @@ class _Chosen:
         self._origin = origin_of(found.base)
         self.tasks: dict[bytes, Link] = {}
         self._guards = {each.guard: each for each in found.left_out}
+        self._found = len(found.links) + len(found.hrefs)
 
     def absolute(self, href: str) -> str:
         """Return the URL of a link; for most of them without the URL parser."""
@@ -216,7 +219,8 @@ class _Chosen:
 
     def followed(self) -> Followed:
         """Return all of it."""
-        return Followed(tuple(self.tasks.values()), tuple(self._guards.values()))
+        links = tuple(self.tasks.values())
+        return Followed(links, tuple(self._guards.values()), self._found)
 
 
 class LinkFinder(NamedTuple):

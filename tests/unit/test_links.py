@@ -186,6 +186,7 @@ def test_what_is_in_the_ledger_is_not_found_again(tmp_path: Path) -> None:
 
     assert first == again
     assert crawl.paths(html + '<a href="/z">') == ["/z"]
+    assert crawl.follow(html) == Followed(found=2)
 
 
 def test_a_link_beyond_the_depth_may_be_nearer_from_elsewhere(tmp_path: Path) -> None:
