@@ -212,7 +212,7 @@ class Attempt:
                 return
             self._keep_form_session(parsed.followed.links)
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
-        if self._door and sign_ins and not walled:
+        if self._door and not walled:
             self._door.note_useful()
 
     def _skip_login_page(self) -> bool:

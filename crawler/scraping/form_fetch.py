@@ -40,8 +40,8 @@ MAX_REFUSALS, REFUSAL_WAIT_S = 2, 10.0
 MAX_USELESS, USELESS_WAIT_S, MAX_USELESS_WAIT_S = 3, 30.0, 3600.0
 """Sign-ins in a row after which the page still asks to sign in; then each further one waits, twice
 as long every time."""
-MAX_SIGN_INS = 2
-"""Sign-ins during one attempt at a page."""
+MAX_SIGN_INS = 8
+"""Sign-ins during one attempt at a page: other pages may use up a short session before it."""
 BUSY_WAIT_S = 1.0
 """How long a page waits while another process signs in."""
 MIN_SECRET = 4
@@ -277,8 +277,9 @@ class Door:
         return True
 
     def note_useful(self) -> None:
-        """Note that the page could be read after signing in."""
-        self._note(useful=True)
+        """Note that a page could be read, if that signing in helps was in doubt."""
+        if self._live.sign_in.useless:
+            self._note(useful=True)
 
     def _note(self, useful: bool) -> None:
         with self._live.signing_in() as mine:
