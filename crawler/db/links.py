@@ -32,12 +32,15 @@ REDIRECTED = "redirected"
 """Why a task ends that redirects to another page of its crawl."""
 MAX_SITEMAPS = 10_000
 """Sitemaps of a crawl; they do not count against its limit of pages."""
-_SITEMAPS, _REDIRECTS = ("role", Role.SITEMAP.value), ("role", "redirected")
+_SITEMAPS, _REDIRECTS = ("role", Role.SITEMAP.value), ("role", REDIRECTED)
 """Counts of tasks that are no pages, and do not count against the limit."""
 FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
     AND role NOT NULL AND source <> 'bundle'"""
 """Columns of the task of a crawl for a request; the last two conditions are those of its index."""
 _IS_KNOWN = FIND.format("1")
+_WAITS = """job_id = ?1 AND url_key = ?2 AND method = ?3 AND body = ?4
+    AND role NOT NULL AND source <> 'bundle' AND status = 'pending'"""
+"""The task of a crawl for a request, as long as nobody has claimed it."""
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
     ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
@@ -86,8 +89,8 @@ class Crawls(Part):
                 if is_new:
                     db.execute(
                         """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?,
-                               input = ?, row_crc32 = ?, source_file = ? WHERE id = ?""",
-                        (*row, *checked, source_file, db.last_insert_rowid()),
+                               row_crc32 = ?, source_file = ? WHERE id = ?""",
+                        (*row, checked[1], source_file, db.last_insert_rowid()),
                     )
                 else:
                     linked += _link_row(db, job.id, start.link, row, checked)
@@ -206,6 +209,7 @@ def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
     for link in outcome.links:
         key = (task.job_id, link.address.key, link.method, link.body)
         if key in seen:
+            _find_again(db, outcome, link, key, now)
             continue
         guard = limits.reached(link)
         if not guard:
@@ -265,21 +269,12 @@ def _end_loop(db: Database, task: int, now: float) -> None:
 
 def _note_depth(db: Database, key: tuple[Any, ...], depth: int) -> None:
     """Note a shorter way to a page that still waits."""
-    db.execute(
-        """UPDATE tasks SET depth = ?5 WHERE job_id = ?1 AND url_key = ?2 AND method = ?3
-           AND body = ?4 AND role NOT NULL AND source <> 'bundle' AND status = 'pending'
-           AND depth > ?5""",
-        (*key, depth),
-    )
+    db.execute(f"UPDATE tasks SET depth = ?5 WHERE {_WAITS} AND depth > ?5", (*key, depth))
 
 
 def _note_modified(db: Database, key: tuple[Any, ...], modified_at: float) -> None:
     """Note what a sitemap says of a page that a link has found before, if it still waits."""
-    db.execute(
-        """UPDATE tasks SET modified_at = ?5 WHERE job_id = ?1 AND url_key = ?2 AND method = ?3
-           AND body = ?4 AND role NOT NULL AND source <> 'bundle' AND status = 'pending'""",
-        (*key, modified_at),
-    )
+    db.execute(f"UPDATE tasks SET modified_at = ?5 WHERE {_WAITS}", (*key, modified_at))
 
 
 def _count(
@@ -300,7 +295,7 @@ class _Limits:
         self.size = size
         """Tasks of the job."""
         self.added: Counter[tuple[str, str]] = Counter()
-        """Sitemaps, and pages of sites with a limit, that were inserted."""
+        """Sitemaps, redirects, and pages of sites with a limit, that this page adds."""
         self._before: dict[tuple[str, str], int] = {}
 
     def reached(self, link: Link) -> str:

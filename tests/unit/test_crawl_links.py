@@ -207,6 +207,24 @@ def test_redirects_in_a_circle_are_a_failure(tmp_path: Path) -> None:
     assert report.bad == 1
 
 
+def test_a_circle_is_noticed_beside_a_page_that_links_into_it(tmp_path: Path) -> None:
+    """What one commit has seen already still says that redirects lead back."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+    crawl.end(start, link("/a"), link("/page"))
+    end: dict[str, Any] = {"page": None, "status": TaskStatus.SKIPPED, "error_type": "redirected"}
+    a, page = crawl.claim(2)
+    crawl.end(a, link("/b", hops=1), **end)
+    [b] = crawl.claim()
+
+    crawl.lpm.save_result(
+        done(page, crawl=crawl.options, links=(link("/a"),)),
+        done(b, crawl=crawl.options, links=(link("/a", hops=2),), **end),
+    )
+
+    assert crawl.rows("error_type")[3:] == [("too_many_redirects",)]
+
+
 def test_a_shorter_way_to_a_waiting_page_counts(tmp_path: Path) -> None:
     """With a limit on the depth, a page that waits has the depth of the shortest way so far."""
     crawl = Crawl(tmp_path, depth=3)
