@@ -107,7 +107,8 @@ class LinkFilter:
             return ""
         guard = ""
         if role is not Role.SITEMAP:  # those may be on other hosts, and pages may link to them, too
-            if address.url in self._decided:
+            # Of a known page, a sitemap's date is still to be noted.
+            if modified_at is None and address.url in self._decided:
                 return ""
             guard = self.scope.refuses(address.url)
         if guard:
@@ -116,6 +117,7 @@ class LinkFilter:
         if list_crc32 is not None or modified_at is not None:
             link = replace(link, list_crc32=list_crc32, modified_at=modified_at)
         elif role is None and bare == url:
+            self._make_room()
             self._waiting[url] = link
         tasks[address.key] = link
         return "session_parameter" if bare != url else ""
@@ -141,25 +143,25 @@ class LinkFilter:
 
     def follow_sitemap(self, task: Task, sitemap: Sitemap, budget: Budget) -> Followed:
         """Return the tasks for the pages of a sitemap, or for the sitemaps of an index."""
-        tasks: dict[bytes, Link] = {}
-        guards: dict[str, LeftOut] = {}
         role = Role.SITEMAP if sitemap.kind == "index" else None
         if role and task.hops >= MAX_SITEMAP_LEVELS:
             deep = LeftOut("sitemap_levels", len(sitemap.urls), task.url)
             return Followed(left_out=(deep,) * bool(sitemap.urls))
+        chosen = _Chosen(task, FoundLinks(task.url, []))
         for number, (url, modified_at) in enumerate(sitemap.urls):
             if number % _LINKS_PER_LOOK == _LINKS_PER_LOOK - 1:
                 budget.look()
-            guard = self._decide(task, url, role, None, tasks, modified_at)
+            guard = self._decide(task, url, role, None, chosen.tasks, modified_at)
             if guard:
-                before = guards.get(guard) or LeftOut(guard, 0, url)
-                guards[guard] = before.and_more()
+                chosen.count(guard, url)
         if sitemap.truncated:
-            guards["sitemap_size"] = LeftOut("sitemap_size", 1, task.url)
-        found = tuple(tasks.values())
-        if role:  # an index is no page that links lead on from
-            found = tuple(replace(each, depth=0, hops=task.hops + 1) for each in found)
-        return Followed(found, tuple(guards.values()))
+            chosen.count("sitemap_size", task.url)
+        followed = chosen.followed()
+        if not role:
+            return followed
+        # An index is no page that links lead on from.
+        deeper = [replace(each, depth=0, hops=task.hops + 1) for each in followed.links]
+        return followed._replace(links=tuple(deeper))
 
     def follow_redirect(self, task: Task, url: str) -> Link | str:
         """Return the task for the target of a redirect, or why it is not followed."""
@@ -174,20 +176,23 @@ class LinkFilter:
 
     def remember(self, links: Iterable[Link]) -> None:
         """Note that these links are in the ledger."""
-        if self.options.depth is not None:
-            return  # a shorter way may lead there
         for link in links:
             # A form's task says nothing about the page with the form.
-            if link.method == "GET":
+            if link.method != "GET":
+                continue
+            self._waiting.pop(link.address.url, None)
+            if self.options.depth is None:  # else a shorter way may lead there
                 self._remember(link.address.url, "")
 
     def _remember(self, url: str, guard: str) -> str:
+        self._make_room()
+        self._decided[url] = guard
+        return guard
+
+    def _make_room(self) -> None:
         if len(self._decided) + len(self._waiting) >= MAX_REMEMBERED:
             self._decided.clear()
             self._waiting.clear()
-        self._decided[url] = guard
-        self._waiting.pop(url, None)
-        return guard
 
 
 class _Chosen:

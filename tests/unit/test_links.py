@@ -189,6 +189,25 @@ def test_what_is_in_the_ledger_is_not_found_again(tmp_path: Path) -> None:
     assert crawl.follow(html) == Followed(found=2)
 
 
+def test_a_sitemap_may_date_a_page_that_is_in_the_ledger(tmp_path: Path) -> None:
+    """What a link has found before is handed on once more, so that the date can be noted."""
+    crawl = Crawl(tmp_path)
+    crawl.filter.remember(crawl.follow('<a href="/x">').links)
+    pages = Sitemap("urlset", [(f"{BASE}/x", 5.0), (f"{BASE}/y", None)], False)
+
+    found = crawl.filter.follow_sitemap(task("/s.xml", role=Role.SITEMAP), pages, Budget())
+
+    assert [each.modified_at for each in found.links] == [5.0, None]
+
+
+def test_links_of_committed_pages_are_not_kept_for_good(tmp_path: Path) -> None:
+    """Also where no link is remembered, because a shorter way may lead there."""
+    for options in ({}, {"depth": 9}):
+        crawl = Crawl(tmp_path, **options)
+        crawl.filter.remember(crawl.follow('<a href="/x"><a href="/y">').links)
+        assert crawl.filter._waiting == {}
+
+
 def test_a_link_beyond_the_depth_may_be_nearer_from_elsewhere(tmp_path: Path) -> None:
     """What is too deep here is found again on a page nearer to a start."""
     crawl = Crawl(tmp_path, depth=2)
