@@ -374,7 +374,7 @@
     ALTER TABLE tasks ADD COLUMN depth INTEGER NOT NULL DEFAULT 0; -- links between a start and it
     ALTER TABLE tasks ADD COLUMN hops INTEGER NOT NULL DEFAULT 0;  -- redirects that led to it
     ALTER TABLE tasks ADD COLUMN parent INTEGER;     -- the task on whose page its link was
-    ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, POST, FORM
+    ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, FORM, SITEMAP
     ALTER TABLE tasks ADD COLUMN body TEXT NOT NULL DEFAULT '';
     ALTER TABLE tasks ADD COLUMN modified_at REAL;   -- when its page last changed, by a sitemap
     ALTER TABLE tasks ADD COLUMN list_crc32 INTEGER; -- of the links on the list's page before it

@@ -18,8 +18,6 @@ from crawler.examples.server import Listing, Request, Response, integer, not_fou
 
 HOST = "imoti.localhost"
 PER_PAGE, PER_SITEMAP = 20, 1000
-RATE = 1.95583
-"""Leva for one euro, fixed by law."""
 WAYS = (
     "sale", "sale", "sale", "sale", "rent", "rent", "rent", "new", "api", "sitemap",
 )  # fmt: skip

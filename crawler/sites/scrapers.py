@@ -71,10 +71,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         """Return the attributes that are keys of a site's file, checked as these are."""
         return checked_entries(self.path, self.entries, CrawlSettings, CHECKS)
 
-    def line_of(self, key: str) -> int | None:
-        """Return the line of an attribute."""
-        return self.entries[key][0] if key in self.entries else None
-
 
 def readers(config: Path) -> list[Callable[[], Source]]:
     """Return what reads each class: those of installed packages, and those of the config folder,
