@@ -35,7 +35,7 @@ from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import media_type, stored_head
 from crawler.judge import Verdict, decided
 from crawler.judge.rules import judge
-from crawler.logs import printable
+from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import (
     UNCHANGED,
@@ -484,7 +484,7 @@ class Attempt:
             read = await work(sitemaps.read, page.body, page.final_url, self._budget)
         followed = await self._budget.work(filter_.follow_sitemap, self._task, read, self._budget)
         self._note(links=followed.links, left_out=followed.left_out)
-        self._skip("sitemap", f"read: {len(read.urls):,} URLs")
+        self._skip("sitemap", f"read: {counted(len(read.urls), 'URL')}")
 
     def _skip(self, reason: str, message: str) -> None:
         self._note(status=TaskStatus.SKIPPED, error_type=reason, error_message=message)
