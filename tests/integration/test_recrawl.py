@@ -118,6 +118,7 @@ def test_a_limit_is_kept_and_named(folder: Folder, site: Running) -> None:
         (("ftp://a.example/",), "only http and https are fetched"),
         (("http://a.example/", "--include", "("), "not a regular expression"),
         (("http://a.example/", "--rows", "rows.csv"), "no form of these sites takes a value"),
+        (("https://www.gov.uk/", "--subdomains"), "belong to different owners"),
         ((), "Missing argument"),
     ],
 )
