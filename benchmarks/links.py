@@ -70,7 +70,9 @@ class Watch:
         self._began = self._ended = 0.0
 
     def __call__(self, task: object, outcome: object) -> None:
-        """A task was committed."""
+        """A task has begun, or was committed with that outcome."""
+        if outcome is None:
+            return
         url = getattr(task, "url", "")
         if "/pages/" not in url:
             self.others += self.done > WARM_UP and not self._ended and "/new/" in url

@@ -121,7 +121,7 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
     from benchmarks.contestants.corridor import SITE
     from crawler import sites
     from crawler.models import Page
-    from crawler.scraping import examine
+    from crawler.scraping.examine import examine
 
     (work / "config" / "sites").mkdir(parents=True)
     (work / "config" / "sites" / "bench.yaml").write_text(json.dumps(SITE))

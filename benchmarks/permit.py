@@ -21,8 +21,8 @@ from pathlib import Path
 import redis
 
 from crawler.models import RateRule
-from crawler.orchestrator import redis_program
 from crawler.process import Child
+from crawler.redis_server import redis_program
 from crawler.resilience.permit import HEADROOM, LATE_S, PermitRequest, RequestReport
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 

@@ -23,15 +23,22 @@ from kombu.exceptions import KombuError
 
 from crawler import config, urls
 from crawler.errors import ServiceError
-from crawler.models import QUEUES, Job, Outcome, Task, TaskCounts, TaskStatus
+from crawler.models import QUEUES, Outcome, Task, TaskStatus
 from crawler.redis_client import RedisAddress, connect
 from crawler.stack import redis_address
 
 if TYPE_CHECKING:
     from crawler.db.dispatch import Chunk
 
+CALLS = (
+    "scrape_task",
+    "crawl_url",
+    "scrape_site_task",
+    "scrape_chunk_task",
+    "aggregate_results_task",
+)
+"""The tasks that other programs send. Our own messages are all `slice_task`."""
 MAX_MESSAGES_PER_ROUND_TRIP = 500
-PROGRESS_EXPIRES_S = 86_400
 MAX_JOB_WITH_EVENTS = 10_000
 """Pages of larger jobs send no events: Flower keeps each event in memory."""
 MAX_QUEUED_EVENTS = 10_000
@@ -71,8 +78,8 @@ app.conf.update(
     # Each queue has its own exchange and routing key. With Celery's defaults, a message would go
     # to both queues.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
-    # Someone waits for the results of these.
-    task_routes={name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")},
+    # Someone waits for what these return.
+    task_routes={name: {"queue": "urgent"} for name in CALLS},
     task_default_queue="default",
     task_default_exchange="default",
     task_default_routing_key="default",
@@ -100,6 +107,7 @@ app.conf.update(
     worker_proc_alive_timeout=30,
     include=["crawler.child"],
     worker_consumer="crawler.child:Consumer",
+    beat_scheduler="crawler.beat:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={
@@ -116,6 +124,13 @@ app.conf.update(
     redis_socket_timeout=30,
     redis_socket_connect_timeout=5,
 )
+
+
+def follow_redis(url: str) -> None:
+    """Use the Redis of a stack that was started after this module was loaded."""
+    address = RedisAddress.parse(url).for_celery()
+    if app.conf.broker_url != address:
+        app.conf.update(broker_url=address, result_backend=backend_address(address))
 
 
 class Queued(NamedTuple):
@@ -136,7 +151,7 @@ class RedisBroker:
 
     def publish(self, ledger_id: str, chunks: Sequence["Chunk"]) -> None:
         """Put chunks into their queues."""
-        task = app.tasks["scrape_chunk_task"]
+        task = app.tasks["slice_task"]
         with self._errors():
             self._redis.ping()  # it fails within its timeout; the producer would keep trying
             with app.connection_for_write() as connection:
@@ -167,28 +182,6 @@ class RedisBroker:
             for each in messages:
                 # redis-py sends bytes unchanged, but its types ask for text.
                 pipe.lrem(each.queue, 1, each.body)  # type: ignore[arg-type]
-            pipe.execute()
-
-    def mirror(self, job: Job, books: TaskCounts) -> None:
-        """Write a job's progress to `scrape:<job>:…`."""
-        if job.completed_at:
-            status = "COMPLETE"
-        elif books.accepted > books.pending:
-            status = "PROCESSING"
-        else:
-            status = "DISPATCHED"
-        fields: dict[str, str | float] = {
-            "status": status,
-            "total": books.accepted,
-            "completed": books.completed,
-            "failed": books.failed,
-            "result_count": books.completed,
-            "started_at": job.created_at,
-            "completed_at": job.completed_at or "",
-        }
-        with self._pipeline() as pipe:
-            for name, value in fields.items():
-                pipe.set(f"scrape:{job.name}:{name}", value, ex=PROGRESS_EXPIRES_S)
             pipe.execute()
 
     def close(self) -> None:

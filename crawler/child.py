@@ -23,7 +23,7 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import consumer
 from redis.exceptions import OutOfMemoryError
 
-from crawler import logs, sites
+from crawler import logs, sites, times
 from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
@@ -33,6 +33,7 @@ from crawler.maintainer import Maintainer
 from crawler.models import QUEUES
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.scraping.jobs import ProgressMirror
 from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
 
@@ -46,15 +47,47 @@ MAX_FINISH_S = 15.0
 """How long pages in flight may go on in a child that is to be replaced. Others take the rest."""
 
 
-class Consumer(consumer.Consumer):
-    """Celery's consumer, but it reconnects at least every 2 s, and survives a full Redis.
+class MessageHeaders(msgspec.Struct):
+    """The types that Celery takes for granted: others end the worker, again and again."""
 
-    In Celery, the pauses grow to 30 s, which no setting changes, and a full Redis ends the worker.
+    task: str
+    id: str
+    timelimit: tuple[float | None, float | None] | None = None
+    eta: str | None = None
+    expires: str | float | None = None
+    retries: int | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+    group: str | None = None
+    argsrepr: str | None = None
+    kwargsrepr: str | None = None
+
+
+class Consumer(consumer.Consumer):
+    """Celery's consumer, but it reconnects at least every 2 s, and survives a full Redis and
+    malformed messages.
+
+    In Celery, the pauses grow to 30 s, which no setting changes, and the others end the worker.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connection_errors = (*vars(self)["connection_errors"], OutOfMemoryError)
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's own, for messages with sound headers; others are dropped."""
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def receive(message: Any) -> None:
+            try:
+                msgspec.convert(message.headers, MessageHeaders)
+            except msgspec.ValidationError as error:
+                log.error("a malformed message is dropped: %s", error)  # noqa: TRY400
+                message.ack_log_error(log, self.connection_errors)
+                return
+            handle(message)
+
+        return receive
 
     def bucket_for_task(self, type: Any) -> None:
         """None: a `rate_limit` applies per domain over all workers, not per message."""
@@ -115,6 +148,11 @@ def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
     )
 
 
+def announce_end(chord_id: str, summary: dict[str, Any]) -> None:
+    """Give those who wait for the callback of a job its result, as Celery would for a chord."""
+    app.backend.store_result(chord_id, summary, "SUCCESS")
+
+
 class WorkerChild:
     """The parts of a prefork child: worker, page events, maintainer and inbox."""
 
@@ -128,13 +166,22 @@ class WorkerChild:
         mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         permit = partial(fleet_permit, lpm.owners)
-        self.worker = Worker(mine, watch=self.events, permit=permit, sites=_sites_at_start)
+        self.worker = Worker(
+            mine, watch=self.events, permit=permit, sites=_sites_at_start, queues=consumed_queues()
+        )
         self.maintainer = Maintainer(
             lpm,
             RedisBroker(broker_url),
             settings,
             self.worker.forget,
             waits=WaitFinder(settings, lpm),
+            mirror=ProgressMirror(
+                broker_url,
+                self.worker.ledger_id,
+                settings.chunk_size,
+                times.zone(settings.timezone),
+                announce_end,
+            ),
         )
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
@@ -239,6 +286,20 @@ def _check_before_start(sender: Any, **_: Any) -> None:
             check_redis(connect(broker_url))
         except redis.RedisError:
             log.warning("Redis does not answer yet; Celery goes on trying")
+    except CrawlerError as error:
+        log.critical("%s", error)
+        raise SystemExit(error.exit_code) from None
+
+
+@signals.celeryd_init.connect
+def _check_schedules(options: dict[str, Any], **_: Any) -> None:
+    """End with one line of error if the beat of `worker --beat` could not work."""
+    if not options.get("beat"):
+        return
+    from crawler.schedules import SiteSchedules  # no other worker needs it
+
+    try:
+        SiteSchedules(settings)
     except CrawlerError as error:
         log.critical("%s", error)
         raise SystemExit(error.exit_code) from None

@@ -77,6 +77,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which a worker process that hangs is killed, even inside a parser's C code."""
     slice_s: float = 30.0
     """Seconds for which a worker process works on one message."""
+    chunk_size: int = 50
+    """Pages in a chunk of a site's crawl: at most this many go into one message, and progress is
+    counted in chunks."""
+    soft_time_limit: int = 600
+    """Seconds after which the attempt at a page of a site's crawl is ended and tried again."""
+    hard_time_limit: int = 720
+    """Seconds after which a page is taken from a process that still holds it. Celery's own time
+    limits stay as they are."""
+    parallel_scraping: bool = False
+    """Whether `sites crawl` crawls all sites at the same time, or one after the other."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe level that is logged."""
     failpoint: str | None = None
@@ -105,6 +115,10 @@ _OTHER_NAMES = {
     "circuit_breaker_fail_max": "CIRCUIT_BREAKER_FAIL_MAX",
     "redis_circuit_breaker_db": "REDIS_CIRCUIT_BREAKER_DB",
     "redis_rate_limiter_db": "REDIS_RATE_LIMITER_DB",
+    "chunk_size": "SCRAPING_CHUNK_SIZE",
+    "soft_time_limit": "SCRAPING_SOFT_TIME_LIMIT",
+    "hard_time_limit": "SCRAPING_HARD_TIME_LIMIT",
+    "parallel_scraping": "PARALLEL_SCRAPING",
     "http_proxy": "HTTP_PROXY",
     "https_proxy": "HTTPS_PROXY",
     "no_proxy": "NO_PROXY",
@@ -113,15 +127,9 @@ VARIABLES = {
     _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field
     for field in msgspec.structs.fields(Settings)
 }
-_WHOLE_SITES = "crawls of whole sites"
-NOT_YET = {
-    "SCRAPING_CHUNK_SIZE": _WHOLE_SITES,
-    "SCRAPING_SOFT_TIME_LIMIT": _WHOLE_SITES,
-    "SCRAPING_HARD_TIME_LIMIT": _WHOLE_SITES,
-    "PARALLEL_SCRAPING": _WHOLE_SITES,
-    "PARALLEL_SCRAPING_ENABLED": _WHOLE_SITES,
-    "MIN_PROXIES": "a pool of proxies",
-}
+_ALIASES = {"PARALLEL_SCRAPING_ENABLED": "PARALLEL_SCRAPING"}
+"""Second names of settings; the first name goes before it."""
+NOT_YET = {"MIN_PROXIES": "pool of proxies"}
 """Variables of features that are still missing. They are refused, so that nobody relies on them."""
 _MINIMUM = {
     "window": 1,
@@ -133,6 +141,9 @@ _MINIMUM = {
     "max_body": 1000,
     "stall_s": 1.0,
     "slice_s": 0.1,
+    "chunk_size": 1,
+    "soft_time_limit": 1,
+    "hard_time_limit": 1,
 }
 _LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -166,6 +177,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             )
     lower = {name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ}
     environ = lower | dict(environ)
+    for alias, name in _ALIASES.items():
+        if not environ.get(name, "").strip():
+            environ[name] = environ.get(alias, "")
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)
         for name, field in VARIABLES.items()
@@ -179,6 +193,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             f"REDIS_CIRCUIT_BREAKER_DB={settings.redis_circuit_breaker_db} and "
             f"REDIS_RATE_LIMITER_DB={settings.redis_rate_limiter_db}: must be the same, "
             "because both live in one hash per domain"
+        )
+    if settings.soft_time_limit >= settings.hard_time_limit:
+        raise ConfigError(
+            f"SCRAPING_SOFT_TIME_LIMIT={settings.soft_time_limit}: must be less than "
+            f"SCRAPING_HARD_TIME_LIMIT={settings.hard_time_limit}"
         )
     return settings
 

@@ -233,7 +233,7 @@ def _emptied(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
     """Run Redis and workers, and stop them in order; after a second signal, at once."""
-    stack = Orchestrator(settings, workers)
+    stack = Orchestrator(settings, workers, beat=False, join=False)
     try:
         with stack:
             stack.start_all()

@@ -4,8 +4,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +31,7 @@ def replacing(target: Path, mode: int = 0o666, part: Path | None = None) -> Iter
     """
     part = part or target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with os.fdopen(_create(part, mode), "wb") as file:
+        with os.fdopen(create(part, mode), "wb") as file:
             yield file
             commit(file, part, target)
     finally:
@@ -61,7 +62,7 @@ def replace_file(
     """Write a small file that readers see as a whole. It may be lost in a power cut."""
     part = part or path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(_create(part, mode), "wb") as file:
+        with os.fdopen(create(part, mode), "wb") as file:
             file.write(content)
         if date is not None:
             os.utime(part, (date, date))
@@ -72,8 +73,12 @@ def replace_file(
         raise
 
 
-def _create(part: Path, mode: int) -> int:
-    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+def create(part: Path, mode: int) -> int:
+    """Create a file in the place of what a killed process has left there; no link is followed."""
+    with suppress(FileNotFoundError):
+        part.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(part, flags, mode)
 
 
 def set_aside(path: Path, ending: str) -> Path:
@@ -101,6 +106,34 @@ def _is_stranger(path: Path, at_top: bool) -> bool:
     if at_top and named_as_ours and path.is_dir():
         return False
     return path.is_symlink() or not path.is_file()
+
+
+SESSION_COOKIES = ".cookies"
+"""The ending of the files with which processes share the cookies of a list."""
+
+
+def session_path(folder: Path, job: str) -> Path:
+    """The file of a job's session: the harmless part of its name, and a hash."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", job)[:40].strip("-")
+    digest = blake2b(job.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+    return folder / f"{plain or 'job'}.{digest}.json"
+
+
+def session_cookies(folder: Path) -> list[Path]:
+    """The cookies of lists, half-written ones included."""
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if SESSION_COOKIES in path.name]
+    return []
+
+
+def remove_session_cookies(found: Iterable[Path], besides: Iterable[Path]) -> None:
+    """Remove cookies of lists, except those of these sessions."""
+    kept = {path.stem for path in besides}
+    for path in found:
+        job = ".".join(path.name.removeprefix(".").split(".")[:2])
+        if job not in kept:
+            with suppress(OSError):
+                path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from crawler.db.record_versions import REPLAYED
 from crawler.db.store import HELD, THEIRS
+from crawler.logs import shortened
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Job, RateRule, SentRequest, Wait
+from crawler.models import GET, NO_DEADLINE, Job, RateRule, SentRequest, Wait
 from crawler.waits import WaitFinder
 
 _RESULT_STATES = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
@@ -23,6 +25,8 @@ _LOST_EVENTS = ("worker died", "taken back", "poison")
 """Ends of attempts whose requests were not recorded."""
 
 
+MAX_RECORD_CHARS = 300
+"""Characters of an earlier record that are shown."""
 MAX_PATH = 100
 """Pages on the way from a start to a task that are shown."""
 
@@ -48,6 +52,8 @@ class TaskHistory(msgspec.Struct, frozen=True):
     steps: list[Step]
     waits: list[Wait] = []
     """What the task waits for."""
+    versions: list[dict[str, Any]] = []
+    """The records that a replay has replaced, the oldest first."""
 
 
 def timeline(
@@ -66,7 +72,9 @@ def timeline(
         Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
         for job, file, line, item in lpm.timeline.links(task)
     ]
-    steps += _events(lpm, task, facts)
+    steps += _with_earlier_exports(_events(lpm, task, facts), lpm, task)
+    versions = lpm.versions.versions(task)
+    steps += _earlier_records(versions)
     steps += _delivery(lpm, task) or _report(lpm, task)
     their_id = None
     if facts["source"] in THEIRS:
@@ -80,7 +88,16 @@ def timeline(
         message=facts["error_message"],
         steps=steps,
         waits=_waits(lpm, finder, task, facts),
+        versions=versions,
     )
+
+
+def _earlier_records(versions: list[dict[str, Any]]) -> Iterator[Step]:
+    """Yield the records that a replay has replaced; the current one is that of the result."""
+    for each in versions:
+        record = shortened(msgspec.json.encode(each["data"]).decode(), MAX_RECORD_CHARS)
+        made = {"record": each["version"], "parser": each["parser"], "site": each["site"]}
+        yield Step(None, "replaced", made | {"data": record})
 
 
 def _waits(
@@ -108,7 +125,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
     id_name, deadline, depth, method = "call", None, None, None
     if facts["role"]:
         depth = facts["depth"]
-    if facts["method"] != "GET":
+    if facts["method"] != GET:
         method = facts["method"]
     if facts["source"] in THEIRS:
         id_name = "their task"
@@ -145,6 +162,8 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
         detail.pop("record_crc32", None)
+        if kind == REPLAYED:
+            detail.pop("raw", None)  # where it was before, which the result says
         if claimed is not None:
             waited_s = round(max(0.0, claimed - ready), 3)
             steps.append(Step(claimed, "claimed", {"waited_s": waited_s}))
@@ -158,6 +177,21 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         steps += _pending(lpm, task, facts)
     elif facts["status"] == "processing":
         steps.append(Step(facts["leased_at"], "claimed", {"owner": facts["owner"]}))
+    return steps
+
+
+def _with_earlier_exports(steps: list[Step], lpm: LocalPersistenceManager, task: int) -> list[Step]:
+    """Return the steps with the exports of records that were replaced since, each before that."""
+    result = lpm.timeline.result(task)
+    for at, file, form, count, is_replaced in lpm.timeline.exports(task, result) if result else []:
+        if is_replaced:
+            detail = {"file": file, "format": form, "with": count, "record": "an earlier one"}
+            later = (
+                place
+                for place, step in enumerate(steps)
+                if step.what == REPLAYED and step.at and step.at >= at
+            )
+            steps.insert(next(later, len(steps)), Step(at, "exported", detail))
     return steps
 
 
@@ -187,12 +221,15 @@ def _delivery(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     steps = [Step(None, "result", facts | {"raw": result["segment"] or "not kept"})]
     steps += [
         Step(at, "exported", {"file": file, "format": form, "with": count})
-        for at, file, form, count in lpm.timeline.exports(task, result)
+        for at, file, form, count, is_replaced in lpm.timeline.exports(task, result)
+        if not is_replaced
     ]
     if result["archived_at"]:
         steps.append(Step(result["archived_at"], "archived"))
     if result["state"] == "held":
         why = "standalone results go to a Gateway only by an explicit command"
+        if result["synced_at"]:
+            why = "its record was replaced since it was delivered; sync push sends it again"
         return [*steps, Step(None, "held", {"because": why})]
     late = at = None
     if result["late"]:

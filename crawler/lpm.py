@@ -1,10 +1,12 @@
 """LocalPersistenceManager: the way to lpm.db, pending/ and raw/; only `doctor/` goes around it.
 
 What it stores is reached by part: `lpm.tasks` finds and ends tasks, `lpm.dispatch` claims and
-frees them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.jobs` has jobs and
-receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what was collected,
-`lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, and `lpm.timeline` has
-the events of each task.
+frees them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.site_jobs` begins
+crawls of sites by name, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results`
+and `lpm.pages` have what was collected, `lpm.versions` has earlier records, `lpm.listings` has what
+became of each thing that a site's key identifies, `lpm.listing_pairs` has those of different sites
+that may be the same thing, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a
+Gateway, `lpm.timeline` has the events of each task, and `lpm.retention` removes old jobs.
 """
 
 import contextlib
@@ -22,15 +24,30 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import argument, failpoint, program
-from crawler.db import guard, links, owners, results, siblings, tasks, timeline
+from crawler.db import (
+    guard,
+    links,
+    listings,
+    owners,
+    result_files,
+    results,
+    siblings,
+    tasks,
+    timeline,
+)
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
 from crawler.db.dispatch import Dispatch, Place
 from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.imports import Imports
 from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
+from crawler.db.listing_pairs import ListingPairs
+from crawler.db.listing_views import ListingViews
 from crawler.db.pending import PendingFiles
-from crawler.db.raw_pages import RawPages
+from crawler.db.raw_pages import RawPages, is_good_file
+from crawler.db.record_versions import RecordVersions, Replaced, Replacement, replace_all
+from crawler.db.retention import Retention
+from crawler.db.site_jobs import SiteJobs
 from crawler.db.store import HELD, Layout, Store
 from crawler.errors import StoreError, UsageError
 from crawler.locks import is_locked, open_lock, try_lock
@@ -46,6 +63,7 @@ from crawler.models import (
     Outcome,
     RawLocation,
     Receipt,
+    SeenListing,
     Task,
     TaskStatus,
 )
@@ -72,12 +90,17 @@ class LocalPersistenceManager(Layout):
         self.dispatch = Dispatch(self.store, self.pages.has_page)
         self.imports = Imports(self.store)
         self.crawls = links.Crawls(self.store)
-        self.jobs = Jobs(self.store)
+        self.jobs = Jobs(self.store, self.folder / "sessions")
+        self.site_jobs = SiteJobs(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
+        self.versions = RecordVersions(self.store)
+        self.listing_pairs = ListingPairs(self.store)
         self.outbox = Outbox(self.store)
         self.gateway = GatewayTasks(self.store)
         self.timeline = timeline.Timeline(self.store)
+        self.retention = Retention(self.store, self.folder / "sessions")
+        self.listings = ListingViews(self.store)
 
     def __enter__(self) -> Self:
         return self
@@ -202,14 +225,16 @@ class LocalPersistenceManager(Layout):
             failpoint("raw-synced")
             now, told = self.now(), []
             live: dict[int, tuple[Outcome, dict[str, Any]]] = {}
-            seen: links.Inserted = set()
             with self._committing(now) as db:
-                for given, digest, place in zip(outcomes, digests, places, strict=True):
-                    outcome = self._unless_gone(db, given)
-                    detail = _store_outcome(db, outcome, digest, place, seen, now)
+                inserts = links.LinkInserts(db, now)
+                for given, digest, given_place in zip(outcomes, digests, places, strict=True):
+                    place = self._place(db, given, digest, given_place)
+                    outcome = self._unless_gone(db, given, place)
+                    detail = _store_outcome(db, outcome, digest, place, inserts, now)
                     told.append(detail is not None)
                     if detail is not None:
                         live[outcome.task.id] = outcome, detail
+                inserts.finish()
                 done = [
                     id_
                     for id_, (outcome, _) in live.items()
@@ -231,6 +256,34 @@ class LocalPersistenceManager(Layout):
                 stored = insert(db, places)
             self.files.write(stored)
 
+    def replace_records(self, replacements: Sequence[Replacement]) -> Replaced:
+        """Make records that were made again of stored pages the current ones, in one commit.
+
+        A killed process leaves the earlier or the new records, and files that `restore` corrects.
+        """
+        with self.errors():
+            db = self.store.durable
+            with writing(db):
+                replaced, counts = replace_all(db, replacements, self.now())
+                failpoint("replacing-records")
+            failpoint("replaced-records")
+            self.files.write(replaced)
+            failpoint("replaced-files")
+        return counts
+
+    def see_stored(self, found: Sequence[tuple[int, str, Sequence[SeenListing]]]) -> int:
+        """Note the listings of stored results, in one commit; returns how many are new.
+
+        Each result is a task, the name of its site, and its listings; the oldest come first.
+        """
+        with self.errors():
+            db, now = self.store.durable, self.now()
+            with writing(db):
+                new = sum(listings.see_stored(db, *each, now) for each in found)
+                failpoint("seeing-stored")
+            failpoint("seen-stored")
+        return new
+
     @contextmanager
     def _committing(self, now: float) -> Iterator[Database]:
         """One durable commit; what the segments have got by then counts from then on."""
@@ -242,21 +295,37 @@ class LocalPersistenceManager(Layout):
         failpoint("committed")
         self.pages.committed()
 
-    def _unless_gone(self, db: Database, outcome: Outcome) -> Outcome:
-        """An outcome, to be tried again if its page is unchanged but the earlier one has gone."""
+    def _place(
+        self, db: Database, outcome: Outcome, digest: str, place: RawLocation | None
+    ) -> RawLocation | None:
+        """Where a page is; a file is where another process has stored the same bytes meanwhile, or
+        nowhere if they were removed meanwhile."""
+        if place is None or not is_good_file(outcome):
+            return place
+        stored = self.pages.stored_file(db, digest)
+        return stored or (place if self.pages.is_writing(place.segment) else None)
+
+    def _unless_gone(self, db: Database, outcome: Outcome, place: RawLocation | None) -> Outcome:
+        """An outcome, to be tried again if its page is the same as an earlier one that has gone."""
         known = outcome.task.known
-        if outcome.verdict != UNCHANGED:
+        if is_good_file(outcome):
+            if place:
+                return outcome
+        elif outcome.verdict != UNCHANGED:
             return outcome
-        place = results.stored_place(db, known.task) if known else None
-        if place and self.pages.has_page(*place):
-            return outcome
+        else:
+            earlier = results.stored_place(db, known.task) if known else None
+            if earlier and self.pages.has_page(*earlier):
+                return outcome
         return msgspec.structs.replace(
             outcome,
             status=TaskStatus.PENDING,
             page=None,
             verdict=None,
             links=(),
+            files=(),
             left_out=(),
+            listings=(),
             error_message="unchanged, but the page that it is the same as has gone meanwhile; "
             "it is fetched again",
         )
@@ -318,10 +387,10 @@ class LocalPersistenceManager(Layout):
         accept = f"bring it back, or {_accept(job)}"
         return [f"{missing.what}; {accept}" for missing in self.pages.missing_segments(job)]
 
-    def receipt(self, job: Job) -> Receipt:
+    def receipt(self, job: Job, check_indexes: bool = True) -> Receipt:
         """The receipt of a job, with all that is known to be missing in the ledger or the disk."""
         job = self.jobs.get(job.id)  # as it stands now
-        receipt = self.jobs.receipt(job)
+        receipt = self.jobs.receipt(job, check_indexes)
         with self.errors():
             lost = unaccounted(self.jobs, self.run, job)
         problems = [*lost, *receipt.problems, *self._missing_of(job), *self.pages.unreadable(job)]
@@ -388,13 +457,22 @@ class LocalPersistenceManager(Layout):
         parts |= {name: (self.folder / name).glob("*") for name in ("pending", "archive")}
         return {name: sum(map(_size, paths)) for name, paths in parts.items()}
 
+    def archived_since(self, since: float) -> int:
+        """Bytes of the archives that were written since then."""
+        total = 0
+        for path in (self.folder / "archive").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                total += about.st_size * (about.st_mtime >= since)
+        return total
+
 
 def _store_outcome(
     db: Database,
     outcome: Outcome,
     digest: str,
     place: RawLocation | None,
-    seen: links.Inserted,
+    inserts: links.LinkInserts,
     now: float,
 ) -> dict[str, Any] | None:
     """Store how one attempt ended; returns its event's detail, or None for a dead claim."""
@@ -403,10 +481,14 @@ def _store_outcome(
         return None
     if outcome.page and outcome.status is TaskStatus.COMPLETED:
         results.insert(db, outcome, outcome.page, digest, place, now)
+        if outcome.files:
+            result_files.insert(db, outcome.task.id, outcome.files)
         detail["record_crc32"] = crc32(outcome.record)  # shows the doctor a wrong byte
-    if outcome.links or outcome.left_out:
-        links.insert(db, outcome, seen, now)
     timeline.note(db, outcome.task.id, tasks.kind_of(outcome), detail, now)
+    # After that: a redirect in a circle ends its task in another way, which is noted, too.
+    if outcome.links or outcome.files or outcome.left_out:
+        inserts.insert(outcome)
+    listings.note(db, outcome, now)
     return detail
 
 

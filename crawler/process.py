@@ -125,8 +125,8 @@ class Child:
         said = tail(self.log, self._log_began)
         reason = in_short(said, self.log.parent)
         if reason == said.strip():  # the log says no more than this
-            return reason or f"{self.log} says nothing of it"
-        return f"{reason} ({self.log} has more)"
+            return _message_of(reason) or f"{self.log} says nothing of it"
+        return f"{_message_of(reason)} ({self.log} has more)"
 
     def ask_to_end(self) -> None:
         """Send SIGTERM, without waiting."""
@@ -141,6 +141,17 @@ class Child:
             end_process(psutil.Process(self._process.pid), grace_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+
+
+class _LogLine(msgspec.Struct):
+    message: str
+
+
+def _message_of(line: str) -> str:
+    """Return the message of a line of a log; any other line as it is."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(line, type=_LogLine).message
+    return line
 
 
 def end_process(process: psutil.Process | None, grace_s: float) -> None:

@@ -24,6 +24,8 @@ class Stack(msgspec.Struct, frozen=True):
     worker: ProcessMark | None = None
     agent: ProcessMark | None = None
     """The process that works with a Gateway."""
+    beat: ProcessMark | None = None
+    """The process that runs the schedules."""
     flower: ProcessMark | None = None
     flower_url: str | None = None
     ready: bool = False
@@ -46,7 +48,7 @@ class Stack(msgspec.Struct, frozen=True):
     @property
     def services(self) -> tuple[ProcessMark, ...]:
         """The processes that the supervisor has started, in the order to end them."""
-        started = (self.agent, self.flower, self.worker, self.redis)
+        started = (self.agent, self.beat, self.flower, self.worker, self.redis)
         return tuple(mark for mark in started if mark)
 
 
@@ -86,6 +88,18 @@ def is_locked(data_dir: Path) -> bool:
     """Whether a supervisor is alive, whatever the record says."""
     with contextlib.suppress(OSError):
         return locks.is_locked(lock_path(data_dir))
+    return False
+
+
+def beat_lock_path(data_dir: Path) -> Path:
+    """The file that a beat keeps locked, whoever has started it."""
+    return data_dir / "run" / "beat.lock"
+
+
+def is_beat_running(data_dir: Path) -> bool:
+    """Whether a beat is alive on this machine."""
+    with contextlib.suppress(OSError):
+        return locks.is_locked(beat_lock_path(data_dir))
     return False
 
 

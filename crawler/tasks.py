@@ -2,26 +2,40 @@
 
 import logging
 import time
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import msgspec
 from celery import uuid
 from celery.exceptions import Reject
+from msgspec import Meta
 
 from crawler import urls
 from crawler.celery_app import RedisBroker, app, broker_url, settings
 from crawler.config import failpoint
+from crawler.errors import StoreError, UsageError
 from crawler.models import NewTask
 
 if TYPE_CHECKING:
     from crawler.worker import Worker
 
-__all__ = ["app", "crawl_url", "scrape_chunk_task", "scrape_task"]
+__all__ = [
+    "aggregate_results_task",
+    "app",
+    "crawl_url",
+    "scrape_chunk_task",
+    "scrape_site_task",
+    "scrape_task",
+    "slice_task",
+]
 
 log = logging.getLogger(__name__)
 
 SCRAPE_LIMIT_S = 100.0
 """How long `scrape_task` waits for its page; below a task's soft time limit."""
+MATCH_LIMIT_S = 20.0
+"""How long `aggregate_results_task` compares listings of different sites."""
 
 
 def _scrape_task(
@@ -59,8 +73,115 @@ def scrape_url(worker: "Worker", url: str, call_id: str, given: dict[str, Any]) 
         return lpm.results.report(id_) | {"status": status}
 
 
-@app.task(name="scrape_chunk_task", bind=True)
-def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
+# Sites by name. None of these tasks waits for a page: the ledger has what they begin.
+
+
+T = TypeVar("T")
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+RESERVED = ("schedule:", "chunk:")
+"""Beginnings of ids of calls that this program makes itself."""
+
+
+class SiteConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """How a site is crawled, beside its files."""
+
+    limit: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
+    queue: Literal["urgent", "default"] = "default"
+
+
+@app.task(name="scrape_site_task", bind=True, ignore_result=False)
+def scrape_site_task(
+    self: Any,
+    site_name: str,
+    start_urls: list[str] | None = None,
+    config: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Begin the crawl of a site, or continue the open one; return its job.
+
+    Without `start_urls` it begins at all starts of the site's files. `chord_id` is the Celery id
+    under which the end of the job is announced. A message that comes twice begins nothing twice.
+    """
+    from crawler.crawls import call_site, site_call
+
+    failpoint("delivered")
+    site = _checked(site_name, Name, "scrape_site_task: site_name")
+    starts = _checked(start_urls or [], list[str], "scrape_site_task: start_urls")
+    how = _checked(config or {}, SiteConfig, "scrape_site_task: config")
+    call = site_call(self.request.id or uuid(), site, self.request.group)
+    if any(str(id_).startswith(RESERVED) for id_ in (call.id, call.group_id)):
+        raise UsageError("scrape_site_task: ids that begin with schedule: or chunk: are reserved")
+    with _waiting_for_store():
+        return call_site(settings, call, starts, how.limit, how.queue)
+
+
+@app.task(name="scrape_chunk_task", ignore_result=False)
+def scrape_chunk_task(urls: list[str], job_id: str, site_name: str) -> list[dict[str, Any]]:
+    """Add listings of a site to a job, which is begun if there is none of that name.
+
+    Returns for each URL its task in the ledger, or why it was refused. Their records come with the
+    results of the job.
+    """
+    from crawler.crawls import add_chunk
+
+    failpoint("delivered")
+    given = _checked(urls, list[str], "scrape_chunk_task: urls")
+    job = _checked(job_id, Name, "scrape_chunk_task: job_id")
+    site = _checked(site_name, Name, "scrape_chunk_task: site_name")
+    with _waiting_for_store():
+        return add_chunk(settings, given, job, site)
+
+
+@app.task(name="aggregate_results_task", ignore_result=False)
+def aggregate_results_task(all_results: Any, job_id: str, site_name: str) -> dict[str, Any]:
+    """End a job whose pages have all ended, and return how many results it has so far.
+
+    The worker that stores the last page ends the job without this task. `all_results` and
+    `site_name` are there for chords: results are in the ledger already. New and changed listings
+    are compared with those of other sites.
+    """
+    from crawler import sites
+    from crawler.listings.matching import match_for
+    from crawler.lpm import LocalPersistenceManager
+    from crawler.scraping.jobs import summary
+
+    job_id = _checked(job_id, Name, "aggregate_results_task: job_id")
+    with (
+        _waiting_for_store(),
+        closing(LocalPersistenceManager(settings.data_dir)) as lpm,
+        lpm.errors(),
+    ):
+        job = lpm.jobs.named(job_id)
+        lpm.jobs.finalise(lpm.now())
+        try:
+            match_for(lpm, lambda: sites.load(settings.config_dir), MATCH_LIMIT_S)
+        except UsageError as error:  # a site's file that is being edited
+            log.warning("listings of different sites were not compared: %s", error)
+        return summary(job, lpm.counts.progress(job))
+
+
+def _checked(value: Any, kind: type[T], what: str) -> T:
+    """Return an argument of a message as what it must be; raises `UsageError`."""
+    try:
+        found = msgspec.convert(value, kind)
+        msgspec.json.encode(found)  # it goes into the ledger: no half characters
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise UsageError(f"{what}: {error}") from None
+    return found
+
+
+@contextmanager
+def _waiting_for_store() -> Iterator[None]:
+    """Put the message back while the store cannot be written, such as on a full disk."""
+    try:
+        yield
+    except StoreError as error:
+        log.warning("%s; the message goes back to its queue", error)
+        time.sleep(1)
+        raise Reject(str(error), requeue=True) from error
+
+
+@app.task(name="slice_task", bind=True)
+def slice_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
     """Work for one time slice.
 
     The message only says that there is work. The ledger decides which task comes first.

@@ -8,7 +8,10 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-FORMS = "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, or 2026-11-15T17:00"
+FORMS = (
+    "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, a date such as 2026-11-15, "
+    "or both as 2026-11-15T17:00"
+)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -90,6 +93,11 @@ def show(at: float, now: float, tz: tzinfo | None) -> str:
     if shown.date() != today:
         return f"{shown:%a %d %b} {text}"
     return text
+
+
+def day(at: float, tz: tzinfo | None) -> str:
+    """Return the date of a time, such as 2026-11-17."""
+    return datetime.fromtimestamp(at, tz).date().isoformat()
 
 
 def clock(at: float, tz: tzinfo | None) -> str:

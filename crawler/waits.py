@@ -19,7 +19,7 @@ from crawler.errors import ServiceError
 from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Job, JobStatus, TaskCounts, Wait
+from crawler.models import QUEUES, Job, JobStatus, TaskCounts, Wait
 
 if TYPE_CHECKING:
     from crawler.resilience.permit import DomainStatus
@@ -68,6 +68,8 @@ class WaitFinder:
         workers = [note for note in living if note.about.get("kind") == "worker"]
         if not workers:
             return found + self._no_worker_waits(books)
+        if unserved := self._unserved_queues(job, books, workers):
+            return found + unserved
         found += self._clock_waits() + self._process_waits(workers)
         self._read_domains()
         pages = self._pages_in_flight(job)
@@ -79,6 +81,20 @@ class WaitFinder:
             found += self._in_flight_waits(asked, books, still_s)
         found += self._sibling_waits(job)
         return sorted(found, key=lambda wait: not wait.stops)
+
+    def _unserved_queues(
+        self, job: Job | None, books: TaskCounts, workers: Sequence[owners.OwnerState]
+    ) -> list[Wait]:
+        """Return that no worker takes tasks from the queues in which all tasks wait."""
+        served = {name for note in workers for name in note.about.get("queues", QUEUES)}
+        if len(served) == len(QUEUES) or books.processing:
+            return []
+        waiting = self._lpm.counts.pending_by_queue(job).keys()
+        if waiting & served:
+            return []
+        what = f"no worker takes tasks from the queue {', '.join(sorted(waiting))}"
+        command = "celery -A crawler worker -Q urgent,default"
+        return [Wait(kind="worker", what=what, command=command, effect="does")]
 
     def find_quickly(self, job: Job | None) -> list[Wait]:
         """Return the waits that are found without asking Redis or counting tasks."""
@@ -131,6 +147,8 @@ class WaitFinder:
                 away = [self._redis_wait]
         if stack.up:
             effect = "the supervisor starts one by itself"
+            if stack.worker is None:
+                effect = "the program that has begun this stack starts one with start_celery()"
             nobody = Wait(kind="worker", what="no worker runs", effect=effect)
             return [*away, _stopped_supervisor(stack) or nobody]
         if held := self._all_paused(None):
@@ -628,8 +646,11 @@ def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
         limit_s = SILENT_FACTOR * settings.stall_s
         by_itself = f"the supervisor starts it again by itself, after {limit_s:g} s of silence"
         command, effect = "", by_itself
-    elif settings.redis_url or stack.up:
+    elif settings.redis_url or stack.redis_url:
         command, effect = "", "it is the one of REDIS_URL, which this program does not start"
+    elif stack.up:
+        command = ""
+        effect = "the program that has begun this stack starts one with start_redis()"
     return Wait(kind="redis", what=error, command=command, effect=f"{effect}; nothing is lost")
 
 

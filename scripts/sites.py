@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from crawler.examples.county import PASSWORD, USER, County
 from crawler.examples.imoti import Imoti
 from crawler.examples.server import Running
+from crawler.lpm import LocalPersistenceManager
+from crawler.redis_server import answers
+from crawler.stack import read_stack
 from tests.support.graph import Graph
-from tests.support.stack import Folder
+from tests.support.stack import Folder, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("everything", "child", "everything", "redis")
 """What a kill -9 hits, in turn: the command with all its processes, one worker child, Redis."""
+KINDS_OF_PROGRAM = ("child", "worker", "redis")
+"""The same for a program, which would begin anew if it were killed: also Celery's main process."""
+GRAPH_HOST = "graph.localhost"
 MAX_STALL_S = 180.0
 """A crawl in which the site is asked for nothing so long counts as hanging."""
 
@@ -69,7 +76,7 @@ class Score(NamedTuple):
 
 
 def main() -> int:
-    """Crawl all three, one after the other, and print what came of them."""
+    """Crawl all three, one after the other or at once, and print what came of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=3_000, help="pages of each site")
     parser.add_argument("--kills", type=int, default=10, help="kill -9 in all (default 10)")
@@ -77,6 +84,10 @@ def main() -> int:
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="names, such as county,graph")
+    parser.add_argument("--parallel", action="store_true", help="all by one `sites crawl`")
+    parser.add_argument(
+        "--program", action="store_true", help="all by a program with an orchestrator"
+    )
     given = parser.parse_args()
     os.chdir(ROOT)  # the sites are started as modules
     is_good = True
@@ -88,6 +99,8 @@ def main() -> int:
         Running("tests.support.traps", *pages) as graph,
         tempfile.TemporaryDirectory() as folder,
     ):
+        if given.parallel or given.program:
+            return crawl_together(Path(folder), examples, graph, given)
         for plan in plans(Path(folder), examples, graph, given):
             if given.only and plan.name not in given.only.split(","):
                 continue
@@ -105,7 +118,7 @@ def plans(
     chance = random.Random(given.seed)
     size = given.size
     shares = [given.kills // 3 + (place < given.kills % 3) for place in range(3)]
-    struck = [strikes(chance, size, count, place == 1) for place, count in enumerate(shares)]
+    struck = [strikes(chance, 0.9 * size, count, place == 1) for place, count in enumerate(shares)]
     county, imoti, nodes = County(size), Imoti(size), Graph(size)
     rows = folder / "rows.csv"
     rows.write_text("".join(f"{line}\n" for line in ["parcel_id", *numbers(county)]))
@@ -135,15 +148,19 @@ def numbers(county: County) -> list[str]:
 
 
 def strikes(
-    chance: random.Random, size: int, count: int, empties_redis: bool
+    chance: random.Random,
+    pages: float,
+    count: int,
+    empties_redis: bool,
+    kinds: Sequence[str] = KINDS,
 ) -> list[tuple[int, str]]:
-    """When to kill what: spread over the first nine tenths of a site's pages."""
-    kinds = [KINDS[place % len(KINDS)] for place in range(count)]
+    """When to kill what, spread over so many pages."""
+    struck = [kinds[place % len(kinds)] for place in range(count)]
     if empties_redis:
-        kinds.insert(len(kinds) // 2, "flushall")
-    step = 0.9 * size / max(len(kinds), 1)
+        struck.insert(len(struck) // 2, "flushall")
+    step = pages / max(len(struck), 1)
     return [
-        (int(step * (place + chance.uniform(0.2, 0.9))), kind) for place, kind in enumerate(kinds)
+        (int(step * (place + chance.uniform(0.2, 0.9))), kind) for place, kind in enumerate(struck)
     ]
 
 
@@ -159,44 +176,189 @@ def crawl(path: Path, plan: Plan, site: Running, workers: int) -> Score:
     """Crawl one site in a folder of its own: strike as planned, then let the command end."""
     path.mkdir()
     folder = Folder(path, CRAWLER_PAGES="8", CRAWLER_CONFIG_DIR=str(path / "config"))
-    write_config(path / "config", site.port)
+    write_config(path / "config", site.port, "county", "imoti")
     argv = ["crawler", "crawl", *plan.command, "--job", plan.name, "--workers", str(workers)]
-    codes, struck = list[int](), list[str]()
-    began = time.monotonic()
     try:
-        process = folder.start(*argv)
-        for count, kind in plan.strikes:
-            if wait(process, site, plan.host, count):
-                strike(folder, process, kind)
-                struck.append(f"{kind} at {count}")
-                if kind == "everything":
-                    process = folder.start(*argv)
-        wait(process, site, plan.host, None)
-        codes.append(process.wait())
-        seconds = time.monotonic() - began
-        if codes[-1] not in (0, 1):
-            print(folder.log(process)[-3000:], file=sys.stderr)
-        asked = pages_of(site.requests(plan.host))
-        records = results(folder, plan)
+        run = run_and_strike(folder, argv, plan.strikes, lambda: len(site.requests(plan.host)))
+        return scored(folder, plan, site, plan.name, run)
     finally:
         folder.stop()
+
+
+class Run(NamedTuple):
+    """How a command went that was killed and typed again until it ended by itself."""
+
+    codes: list[int]
+    struck: list[str]
+    seconds: float
+    process: "subprocess.Popen[str]"
+
+
+def run_and_strike(
+    folder: Folder, argv: list[str], planned: list[tuple[int, str]], asked: Callable[[], int]
+) -> Run:
+    """Run a command, strike as planned, type it again after each kill of all its processes, and let
+    it end."""
+    struck, began = list[str](), time.monotonic()
+    process = folder.start(*argv)
+    for count, kind in planned:
+        if wait(process, asked, count):
+            strike(folder, process, kind)
+            struck.append(f"{kind} at {count}")
+            if kind == "everything":
+                process = folder.start(*argv)
+    wait(process, asked, None)
+    code = process.wait()
+    if code not in (0, 1):
+        print(folder.log(process)[-3000:], file=sys.stderr)
+    return Run([code], struck, time.monotonic() - began, process)
+
+
+def scored(folder: Folder, plan: Plan, site: Running, job: str, run: Run) -> Score:
+    """Compare what the crawl of a site has brought with the truth."""
+    asked = pages_of(site.requests(plan.host))
+    records = results(folder, job)
     repeated = sum(asked.values()) - len(asked)
-    return Score(*compared(plan, records), codes, struck, sum(asked.values()), repeated, seconds)
+    return Score(*compared(plan, records), *run[:2], sum(asked.values()), repeated, run.seconds)
 
 
-def write_config(folder: Path, port: int) -> None:
-    """The example files, with the port that the sites have here."""
+# All sites at once
+
+
+def crawl_together(path: Path, examples: Running, graph: Running, given: argparse.Namespace) -> int:
+    """Crawl all three by one command, or by the requirements' program; returns the exit code."""
+    folder = Folder(path, CRAWLER_PAGES="8", CRAWLER_CONFIG_DIR=str(path / "config"))
+    write_config(path / "config", examples.port, "county", "imoti")
+    add_graph(path / "config", graph.url(GRAPH_HOST))
+    add_secrets(path / "config")
+    found = [without_rows(plan) for plan in plans(path, examples, graph, given)]
+    servers = {plan.name: examples for plan in found} | {"graph": graph}
+    argv = ["crawler", "sites", "crawl", "--parallel", "--workers", str(given.workers)]
+    kinds, named = KINDS, "{}-"
+    if given.program:
+        argv = ["tests.support.all_sites", str(given.workers)]
+        kinds, named = KINDS_OF_PROGRAM, "scrape_{}_"
+        folder.env["PYTHONPATH"] = str(ROOT)
+    chance, pages = random.Random(given.seed), sum(0.9 * len(plan.expected) for plan in found)
+    planned = strikes(chance, pages, given.kills, empties_redis=True, kinds=kinds)
+
+    def asked() -> int:
+        return sum(len(servers[plan.name].requests(plan.host)) for plan in found)
+
+    is_good = True
+    try:
+        with Watcher(folder) as watcher:
+            run = run_and_strike(folder, argv, planned, asked)
+        for plan in found:
+            [job] = [name for name in watcher.ends if name.startswith(named.format(plan.name))]
+            score = scored(folder, plan, servers[plan.name], job, run._replace(struck=[]))
+            report(plan, score)
+            is_good = is_good and score.is_good
+    finally:
+        folder.stop()
+    if given.program:
+        print(folder.log(run.process).splitlines()[-1])
+    again = [name for name, ends in watcher.ends.items() if len(ends) != 1]
+    print(
+        f"together: {len(run.struck)} strikes ({', '.join(run.struck)}); exit code "
+        f"{run.codes[-1]}; {run.seconds:.0f} s; progress read {watcher.looks:,} times, "
+        f"{len(watcher.wrong)} times above 100 % or less than before; "
+        f"{len(watcher.ends)} jobs, {len(again)} not finalised once"
+    )
+    for what in (*watcher.wrong[:5], *again):
+        print(f"  wrong: {what}")
+    is_good = is_good and not watcher.wrong and not again and len(watcher.ends) == 3
+    if given.program:
+        is_good = is_good and run.codes == [0]
+    return int(not is_good)
+
+
+def add_graph(folder: Path, base: str) -> None:
+    """Add the file of the graph."""
+    text = f"hosts: [{GRAPH_HOST}]\nrate: none\nconcurrency: none\nstart: [{base}/node/0]\n"
+    (folder / "sites" / "graph.yaml").write_text(text)
+
+
+def add_secrets(folder: Path) -> None:
+    """Name the secrets of the county's login in its file."""
+    (folder / "county-secrets.txt").write_text(f"user={USER}\npassword={PASSWORD}\n")
+    file = folder / "sites" / "county.yaml"
+    file.write_text(file.read_text().replace("login:\n", "login:\n  secrets: county-secrets.txt\n"))
+
+
+def without_rows(plan: Plan) -> Plan:
+    """The same site, without the parcels that only a search with rows finds."""
+    if plan.name != "county":
+        return plan
+    kept = {key: record for key, record in plan.expected.items() if _way(key) != "search"}
+    return plan._replace(expected=kept)
+
+
+class Watcher:
+    """Reads the progress of all jobs again and again, and when each was ended."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.ends: dict[str, set[float]] = {}
+        """The times at which each job was ended."""
+        self.wrong: list[str] = []
+        self.looks = 0
+        self._before: dict[str, int] = {}
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not (self._folder.data / "lpm.db").exists() and not self._is_over.is_set():
+            time.sleep(0.05)
+        with self._folder.lpm() as lpm:
+            while True:
+                is_last = self._is_over.wait(0.1)  # one more look after the end
+                self._look(lpm)
+                if is_last:
+                    return
+
+    def _look(self, lpm: LocalPersistenceManager) -> None:
+        with lpm.store.reading():
+            jobs = lpm.jobs.all()
+            found = lpm.counts.progress_of(jobs)
+        self.looks += 1
+        for job, books in zip(jobs, found, strict=True):
+            done = books.accepted - books.open
+            ends = self.ends.setdefault(job.name, set())
+            if job.completed_at is not None:
+                ends.add(job.completed_at)
+            elif ends:
+                self.wrong.append(f"{job.name} was ended, and is open again")
+            if done > books.accepted or done < self._before.get(job.name, 0):
+                before = self._before[job.name]
+                self.wrong.append(f"{job.name}: {done} of {books.accepted}, before {before}")
+            self._before[job.name] = done
+
+
+# Parts of both
+
+
+def write_config(folder: Path, port: int, *names: str) -> None:
+    """The files of example sites, with the port that the sites have here."""
     (folder / "sites").mkdir(parents=True)
-    for file in (ROOT / "examples" / "sites").glob("*.yaml"):
-        text = file.read_text().replace(":8090/", f":{port}/")
-        (folder / "sites" / file.name).write_text(text)
+    for name in names:
+        text = (ROOT / "examples" / "sites" / f"{name}.yaml").read_text()
+        (folder / "sites" / f"{name}.yaml").write_text(text.replace(":8090/", f":{port}/"))
 
 
-def wait(process: "subprocess.Popen[str]", site: Running, host: str, count: int | None) -> bool:
+def wait(process: "subprocess.Popen[str]", asked: Callable[[], int], count: int | None) -> bool:
     """Wait for so many different requests, or for the end; whether the command still runs."""
     last, moved = -1, time.monotonic()
     while process.poll() is None:
-        now = len(site.requests(host))
+        now = asked()
         if count is not None and now >= count:
             return True
         if now != last:
@@ -218,12 +380,18 @@ def strike(folder: Folder, process: "subprocess.Popen[str]", kind: str) -> None:
     elif kind == "child":
         if children := folder.children():
             os.kill(children[0], signal.SIGKILL)
-    elif kind == "redis":
-        info = folder.redis().info("server")
-        assert isinstance(info, dict)
-        os.kill(info["process_id"], signal.SIGKILL)
+    elif kind == "worker":
+        if found := read_stack(folder.data).worker:
+            os.kill(found.pid, signal.SIGKILL)
     else:
-        folder.redis().flushall()
+        # The last strike may have hit it.
+        wait_for(lambda: answers(read_stack(folder.data).redis_url or ""), 60, "Redis")
+        if kind == "redis":
+            info = folder.redis().info("server")
+            assert isinstance(info, dict)
+            os.kill(info["process_id"], signal.SIGKILL)
+        else:
+            folder.redis().flushall()
 
 
 def pages_of(requests: Mapping[str, int]) -> dict[str, int]:
@@ -232,10 +400,10 @@ def pages_of(requests: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in requests.items() if not skipped.search(name)}
 
 
-def results(folder: Folder, plan: Plan) -> list[tuple[str, dict[str, Any]]]:
+def results(folder: Folder, job: str) -> list[tuple[str, dict[str, Any]]]:
     """URL and record of every result of the crawl."""
     out = folder.path / "results.jsonl"
-    done = folder.crawler("results", "export", "--job", plan.name, "--output", str(out))
+    done = folder.crawler("results", "export", "--job", job, "--output", str(out))
     if done.returncode:
         raise SystemExit(f"sites: {done.stderr}")
     rows = (json.loads(line) for line in out.read_text().splitlines())

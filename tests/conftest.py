@@ -1,5 +1,6 @@
 """What tests share: the site and folders with commands in them."""
 
+import faulthandler
 import gc
 import signal
 from collections.abc import Iterator
@@ -21,7 +22,25 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 MAX_SHOWN_BYTES = 16
+LAST_TO_WAIT = 0.9
+"""Where in the list of tests the last file that mostly waits begins, at the latest: long tests are
+not to begin last."""
 collect_ignore = [] if browser.chromium() else ["integration/test_browser.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files whose tests mostly wait among those whose tests mostly compute.
+
+    Processes that run tests get equal parts of the list. In alphabetical order, one would get all
+    that wait, and at the end all processes would wait with little to compute.
+    """
+    waiting = [item for item in items if item.path.parent.name != "unit"]
+    computing = [item for item in items if item.path.parent.name == "unit"]
+    begins: dict[Path, float] = {}
+    for part, share in ((waiting, LAST_TO_WAIT), (computing, 1.0)):
+        for number, item in enumerate(part):
+            begins.setdefault(item.path, share * number / len(part))
+    items.sort(key=lambda item: begins[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -32,6 +51,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Disarm a worker's watchdog that a test has left behind.
+
+    Otherwise it ends this process in the middle of a later test.
+    """
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

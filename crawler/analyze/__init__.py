@@ -17,7 +17,7 @@ from crawler.analyze.sources import ErrorClass, Source
 from crawler.db.results import iso, kind_of_reason
 from crawler.errors import InputError, UrlError
 from crawler.logs import shortened
-from crawler.models import TaskCounts
+from crawler.models import FILE, TaskCounts
 
 MAX_FIELDS = 2_000
 MAX_VALUE = 80
@@ -301,7 +301,7 @@ class _Profiler:
     """Everything that is counted while results are read."""
 
     def __init__(self) -> None:
-        self.results = 0
+        self.results = self._files = 0
         self._random = Random(0)  # fixed: the same results give the same report
         self._fields: dict[str, _FieldCount] = {}
         self._fields_capped = False
@@ -315,7 +315,10 @@ class _Profiler:
         return Numbers(_MAX_NUMBERS, self._random)
 
     def add(self, result: dict[str, Any]) -> None:
-        self._add_record(result)
+        if result.get("method") == FILE:
+            self._files += 1  # an image has other fields than the record that names it
+        else:
+            self._add_record(result)
         self.results += 1
         self._verdicts.add(result.get("verdict"))
         if isinstance(invalid := result.get("invalid"), list) and invalid:
@@ -372,7 +375,8 @@ class _Profiler:
         good, of = self._verdicts.counts["ok"] - self._invalid_ok, self.results
         if books and (self.results or source.path is None):  # missing files are no success
             good, of = max(0, books.completed - self._invalid), books.accepted
-        fields = (count.finished(self.results) for count in self._fields.values())
+        records = self.results - self._files
+        fields = (count.finished(records) for count in self._fields.values())
         return Profile(
             source=source.name,
             job=getattr(source.job, "name", None),

@@ -4,9 +4,11 @@ Both are indexed in a temporary database, so that memory does not grow with them
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import closing
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,6 +30,7 @@ from crawler.logs import shortened
 
 _MAX_VALUES = 80
 """Values of a list that are shown."""
+_MAX_TEXT = 2 * MAX_VALUE
 
 # The structs' names are the keys of `analyze A B --json`.
 
@@ -70,6 +73,26 @@ class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
     url: str
 
 
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """A field of one page that differs, with its values as text, cut to 80 characters."""
+
+    path: str
+    kind: Literal["changed", "appeared", "vanished"]
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.old or '(nothing)'} → {self.new or '(nothing)'}"
+
+
+class RecordChanges(msgspec.Struct, frozen=True, array_like=True):
+    """What differs between two records of a page."""
+
+    had: list[str] = []
+    """The fields with a value in the old record."""
+    changes: list[Change] = []
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What changed from run A to run B."""
 
@@ -102,23 +125,33 @@ def compare(
 
 def _add(index: RunIndex, run: Run, source: Source, progress: Callable[[int], None]) -> Profile:
     """Profile a run, and add its pages to the index."""
-
-    def keep(result: dict[str, Any]) -> None:
-        at = moment(result.get("scraped_at"))
-        parcel, verdict = result.get("parcel_id") or "", result.get("verdict") or "none"
-        seconds = 0.0
-        if at:
-            seconds = at.timestamp()
-        url, data = result["url"], msgspec.json.encode(result["data"])
-        index.add(run, _key(url), str(parcel), seconds, url, str(verdict), data)
-
-    found = profile(source, progress, keep)
+    found = profile(source, progress, partial(_index, index, run))
     for task in source.ended_without_result():
         index.add(run, *task)
     return found
 
 
-def _key(url: str) -> bytes:
+def index_results(index: RunIndex, run: Run, source: Source) -> int:
+    """Add the results of a source to the index; returns how many there are."""
+    count = 0
+    for result in source.results():
+        _index(index, run, result)
+        count += 1
+    return count
+
+
+def _index(index: RunIndex, run: Run, result: dict[str, Any]) -> None:
+    at = moment(result.get("scraped_at"))
+    parcel, verdict = result.get("parcel_id") or "", result.get("verdict") or "none"
+    seconds = 0.0
+    if at:
+        seconds = at.timestamp()
+    url, data = result["url"], msgspec.json.encode(result["data"])
+    index.add(run, key_of(url), str(parcel), seconds, url, str(verdict), data)
+
+
+def key_of(url: str) -> bytes:
+    """What a page is known by in the index."""
     try:
         return urls.parse(url).key
     except UrlError:
@@ -130,8 +163,7 @@ class _Differences:
 
     def __init__(self, index: RunIndex) -> None:
         self._index = index
-        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._examples: dict[str, list[Value]] = {}
+        self._counts = FieldCounts()
         self._both = self._same = 0
 
     def comparison(self, a: Profile, b: Profile) -> Comparison:
@@ -156,39 +188,94 @@ class _Differences:
             fields_same=len(fields) - len(changed),
         )
 
-    def _count_changes(self, url: str, old_data: bytes, new_data: bytes) -> bool:
+    def _count_changes(self, url: str, old: bytes, new: bytes) -> bool:
         """Count the fields of a page that differ; False if there are none."""
-        old, new = _values(old_data), _values(new_data)
-        changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
-        for path in changed:
-            if path not in self._counts and len(self._counts) >= MAX_FIELDS:
-                continue
-            before, after = old.get(path, []), new.get(path, [])
-            kind = "changed" if before else "appeared"
-            self._counts[path][kind if after else "vanished"] += 1
-            examples = self._examples.setdefault(path, [])
-            if len(examples) < MAX_EXAMPLES:
-                examples.append(_example(url, before, after))
-        return bool(changed)
+        found = compare_records(old, new)
+        self._counts.add(url, found)
+        return bool(found.changes)
 
     def _fields(self, a: Profile, b: Profile) -> list[FieldChange]:
         shares_a, shares_b = _shares(a), _shares(b)
+        counts = self._counts
         return [
             FieldChange(
                 path=path,
                 share_a=shares_a.get(path, 0.0),
                 share_b=shares_b.get(path, 0.0),
-                changed=self._counts[path]["changed"],
-                appeared=self._counts[path]["appeared"],
-                vanished=self._counts[path]["vanished"],
-                examples=self._examples.get(path, []),
+                changed=counts.of(path, "changed"),
+                appeared=counts.of(path, "appeared"),
+                vanished=counts.of(path, "vanished"),
+                examples=counts.examples(path),
             )
-            for path in shares_a.keys() | shares_b.keys() | self._counts.keys()
+            for path in shares_a.keys() | shares_b.keys() | counts.paths
         ]
 
     def _verdicts(self) -> list[VerdictChange]:
         rows = self._index.changed_verdicts()
         return [VerdictChange(a=a, b=b, count=count, url=url) for a, b, count, url in rows]
+
+
+# Records
+
+
+class FieldCounts:
+    """Counts, field by field, the pages whose records differ."""
+
+    def __init__(self) -> None:
+        self._had: Counter[str] = Counter()
+        self._changes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._examples: dict[str, list[Value]] = {}
+
+    @property
+    def paths(self) -> Set[str]:
+        """The fields of the pages that were counted."""
+        return self._had.keys() | self._changes.keys()
+
+    def add(self, url: str, found: RecordChanges) -> None:
+        """Count the fields of one page."""
+        self._had.update(found.had)
+        for change in found.changes:
+            path = change.path
+            if path not in self._changes and len(self._changes) >= MAX_FIELDS:
+                continue
+            self._changes[path][change.kind] += 1
+            examples = self._examples.setdefault(path, [])
+            if len(examples) < MAX_EXAMPLES:
+                examples.append(Value(url=url, old=change.old, new=change.new))
+        if len(self._had) > MAX_FIELDS:
+            self._had = Counter(dict(islice(self._had.items(), MAX_FIELDS)))
+
+    def of(self, path: str, kind: str) -> int:
+        """How many pages have this kind of change in a field."""
+        return self._changes[path][kind] if path in self._changes else 0
+
+    def had(self, path: str) -> int:
+        """How many pages had a value in a field before."""
+        return self._had[path]
+
+    def kept(self, path: str) -> int:
+        """How many of these still have the same value."""
+        return self._had[path] - self.of(path, "changed") - self.of(path, "vanished")
+
+    def examples(self, path: str) -> list[Value]:
+        """The first pages that differ in a field."""
+        return self._examples.get(path, [])
+
+
+def compare_records(old: bytes, new: bytes) -> RecordChanges:
+    """Compare two records of a page, as JSON; empty values count as none."""
+    before = _values(old)
+    if old == new:
+        return RecordChanges(list(before))
+    after = _values(new)
+    return RecordChanges(
+        list(before),
+        [
+            _change(path, before.get(path, []), after.get(path, []))
+            for path in before | after
+            if before.get(path) != after.get(path)
+        ],
+    )
 
 
 def _values(data: bytes) -> dict[str, list[Any]]:
@@ -200,12 +287,21 @@ def _values(data: bytes) -> dict[str, list[Any]]:
     return values
 
 
-def _example(url: str, before: list[Any], after: list[Any]) -> Value:
-    pair = before[:_MAX_VALUES], after[:_MAX_VALUES]
-    old, new = (", ".join(map(str, values)) for values in pair)
+def _change(path: str, before: list[Any], after: list[Any]) -> Change:
+    kind: Literal["changed", "appeared", "vanished"] = "changed" if before else "appeared"
+    if not after:
+        kind = "vanished"
+    old, new = _text(before), _text(after)
     if old == new:  # "1" is not 1
+        pair = before[:_MAX_VALUES], after[:_MAX_VALUES]
         old, new = (msgspec.json.encode(values).decode()[1:-1] for values in pair)
-    return Value(url=url, old=shortened(old, MAX_VALUE), new=shortened(new, MAX_VALUE))
+        old, new = shortened(old, MAX_VALUE), shortened(new, MAX_VALUE)
+    return Change(path, kind, old, new)
+
+
+def _text(values: list[Any]) -> str:
+    """Values as text, cut before they are joined: a field may hold megabytes."""
+    return shortened(", ".join(str(value)[:_MAX_TEXT] for value in values[:_MAX_VALUES]), MAX_VALUE)
 
 
 def _shares(found: Profile) -> dict[str, float]:

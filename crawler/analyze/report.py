@@ -3,7 +3,7 @@
 The HTML has no script and loads nothing, and scraped text stays text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import islice
 from typing import Any
@@ -290,37 +290,43 @@ def html_page(found: Profile | Comparison) -> str:
     body = _sections(found)
     if isinstance(found, Comparison):
         for letter, run in (("A", found.a), ("B", found.b)):
-            summary = f"<summary>{letter}: {_text(run.source)}</summary>"
+            summary = f"<summary>{letter}: {inert(run.source)}</summary>"
             body += f"<details>{summary}{_sections(run)}</details>"
-    heading = _text(title(found))
+    return page(title(found), "results", body)
+
+
+def page(heading: str, subject: str, body: str, style: str = "") -> str:
+    """A page around HTML that was made here; it may add to the style."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
+    heading = inert(heading)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{heading} – results</title><style>{_STYLE}</style></head>
+<title>{heading} – {subject}</title><style>{_STYLE}{style}</style></head>
 <body><main><h1>{heading}</h1>{body}</main></body></html>
 """
 
 
-def _text(value: object) -> str:
+def inert(value: object) -> str:
     """Text from anywhere, inert on a page."""
     return escape(printable(str(value)))
 
 
 def _sections(found: Profile | Comparison) -> str:
-    return "\n".join(_section(each) for each in sections(found))
+    return "\n".join(section_html(each) for each in sections(found))
 
 
-def _section(section: Section) -> str:
-    parts = [f"<h2>{_text(section.title)}</h2>"]
-    parts += [f"<p>{_text(line)}</p>" for line in section.lines]
+def section_html(section: Section, more: str = "") -> str:
+    """A section, and at its end HTML that was made here."""
+    parts = [f"<h2>{inert(section.title)}</h2>"]
+    parts += [f"<p>{inert(line)}</p>" for line in section.lines]
     if section.bar:
         parts.append(_bar(section.bar))
     if section.rows:
-        parts.append(_table(section))
-    return f"<section>{''.join(parts)}</section>"
+        parts.append(table(section.heads, ([_cell(v) for v in row] for row in section.rows)))
+    return f"<section>{''.join(parts)}{more}</section>"
 
 
 def _bar(parts: Sequence[tuple[str, int]]) -> str:
@@ -333,7 +339,7 @@ def _bar(parts: Sequence[tuple[str, int]]) -> str:
         colour = _COLOURS[min(number, len(_COLOURS) - 1)]
         bars += _rect(at, count / total, colour)
         at += count / total
-        legend += f'<li><i class="{colour}"></i>{_text(name)} <b>{count:,}</b></li>'
+        legend += f'<li><i class="{colour}"></i>{inert(name)} <b>{count:,}</b></li>'
     return f"{_svg(bars, 'stack')}<ul>{legend}</ul>"
 
 
@@ -346,13 +352,12 @@ def _svg(body: str, kind: str) -> str:
     return f'<svg class="{kind}" aria-hidden="true" {box}>{body}</svg>'
 
 
-def _table(section: Section) -> str:
-    classes = [_CLASSES.get(head[:1], "") for head in section.heads]
-    heads = [_text(head.lstrip(">…")) for head in section.heads]
-    html = _row("th", classes, heads)
-    for row in section.rows:
-        html += _row("td", classes, [_cell(value) for value in row])
-    return f"<table>{html}</table>"
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are HTML that was made here; the heads are those of a `Section`."""
+    classes = [_CLASSES.get(head[:1], "") for head in heads]
+    lines = [_row("th", classes, [inert(head.lstrip(">…")) for head in heads])]
+    lines += [_row("td", classes, row) for row in rows]
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _row(tag: str, classes: Sequence[str], cells: Sequence[str]) -> str:
@@ -365,4 +370,4 @@ def _row(tag: str, classes: Sequence[str], cells: Sequence[str]) -> str:
 def _cell(value: str | float) -> str:
     if isinstance(value, float):
         return percent(value) + _svg(_rect(0, value, "fill"), "share")
-    return _text(value)
+    return inert(value)

@@ -17,7 +17,7 @@ import msgspec
 
 from crawler.bulk.textfile import EXCERPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
-from crawler.files import commit
+from crawler.files import commit, create
 from crawler.json_reader import elements, loads
 from crawler.logs import printable
 from crawler.models import NewTask
@@ -221,13 +221,13 @@ class RejectsFile:
 
     def _open(self) -> BinaryIO:
         try:
-            return self._part.open("wb")
+            return os.fdopen(create(self._part, 0o666), "wb")
         except OSError:
             if self._fallback is None:
                 raise
         self.path = self._fallback
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._part.open("wb")
+        return os.fdopen(create(self._part, 0o666), "wb")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, InputError):

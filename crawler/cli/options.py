@@ -60,7 +60,7 @@ class Deadline(click.ParamType[float]):
 
 
 class PastTime(click.ParamType[float]):
-    """A past time: 2h or 7d ago, 14:00 (the last one), or a date with or without a time."""
+    """A past time: 2h or 7d before now, 14:00 (the last one), or a date with or without a time."""
 
     name = "time"
 
@@ -120,7 +120,8 @@ role_option = click.option(
 since_option = click.option(
     "--since",
     type=PastTime(),
-    help="Only since this time: 2h or 7d ago, 14:00, or 2026-11-15T14:00.",
+    help="Only since this time, such as 2h (before now), 7d, 14:00, 2026-11-15, or "
+    "2026-11-15T14:00.",
 )
 output_option = click.option(
     "--output",

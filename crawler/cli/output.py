@@ -2,42 +2,43 @@
 
 import contextlib
 import shlex
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import msgspec
 
 from crawler import config, times
 from crawler.config import program
 from crawler.db.gateway import Delivery
+from crawler.db.listing_views import Conflicts
 from crawler.errors import UsageError
-from crawler.forecast import STILL_S, Trend, slip
-from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
+from crawler.logs import counted, leave_lost_terminal, printable, shortened
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import CrawlReport, Job, Receipt, TaskCounts
-from crawler.times import duration
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from crawler.models import CrawlReport, Job, Receipt
 
 UNACCOUNTED = 5
 """Exit code if tasks are open, or if a job's counts do not add up."""
 _MAX_MISSING_FIELDS = 10
-_MAX_EXAMPLES = 5
+_MAX_EXAMPLES, _MAX_URL_CHARS = 5, 200
 _EXPECTED = {
     "sitemap": ("sitemap", "read"),
     "no_sitemap": ("sitemap", "missing"),
     "redirected": ("redirect", "followed"),
+    "read_again": ("page", "read again for links"),
 }
 """Why tasks of a crawl leave no result, although all is well."""
 GUARDS = {
     "calendar": "left out, far away in a calendar",
     "depth": "left out, further from a start than --depth",
     "file_type": "left out, to files that are no pages",
+    "files_count": "left out, above the max_count of files of a page",
+    "files_host": "left out, on hosts that the site's files may not come from",
+    "files_limit": "left out, because the crawl has its maximum of files",
     "limit": "left out, because the crawl has its --limit of pages",
     "links_per_page": "left out, above the maximum of a page",
     "nofollow": "left out, because their page asks for it",
@@ -51,8 +52,6 @@ GUARDS = {
     "url_length": "left out, with a very long URL",
 }
 """What each guard of a crawl does with links."""
-RATE_WINDOW_S = 10.0
-"""The shown rate is the average over this time."""
 
 
 def print_json(facts: Any) -> None:
@@ -77,6 +76,25 @@ def size_text(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} GB"
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Cut out the middle of a long text: the ends of URLs tell pages of one site apart."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
+
+
+def print_line(text: str, indent: int = 4) -> None:
+    """Print a line. On a terminal, one that is too long goes on in the next, between two words and
+    indented."""
+    if sys.stdout.isatty():
+        text = textwrap.fill(
+            text, shutil.get_terminal_size().columns, subsequent_indent=" " * indent,
+            break_long_words=False, break_on_hyphens=False, replace_whitespace=False,
+        )  # fmt: skip
+    print(text)
 
 
 def require_store(data_dir: Path) -> None:
@@ -150,10 +168,30 @@ def delivery_summary(found: Delivery) -> str:
     return ", ".join(f"{count:,} {what}" for count, what in parts if count)
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Say how many there are of each kind, such as `12 new, 3 changed`; empty if there are none."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+
+
+def conflicts_text(found: Conflicts) -> str:
+    """Tell of keys that several pages of a crawl have, and what to do, on one line."""
+    are = "is" if found.keys == 1 else "are"
+    first, second = (shortened(url, _MAX_URL_CHARS) for url in found.urls)
+    return printable(
+        f"{found.site}: {counted(found.keys, 'key')} of listings {are} on several pages that "
+        f"differ; the first of them counts, and `key` in the site's file should tell them apart: "
+        f"{shortened(found.key)} is on {first} and {second}"
+    )
+
+
 def print_reasons(
-    reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None
+    reasons: dict[str, dict[str, int]],
+    examples: list[dict[str, Any]],
+    job: Job | None,
+    name_command: bool = False,
 ) -> None:
-    """Print why tasks ended without a result, with examples of those that should have one."""
+    """Print why tasks ended without a result, with examples of those that should have one, and the
+    command that lists more, or with `name_command` all."""
     more, expected = 0, []
     for status, counts in reasons.items():
         for reason, count in counts.items():
@@ -168,13 +206,15 @@ def print_reasons(
     examples = [task for task in examples if task["reason"] not in _EXPECTED][:_MAX_EXAMPLES]
     for task in examples:
         print(f"    {task_label(task)}: {printable(task['message'] or task['reason'] or '')}")
+    command = f"{program()} tasks list"
+    command += "".join(f" --status {status}" for status in reasons)
+    if job:
+        command += f" --job {shlex.quote(job.name)}"
     more -= len(examples)
     if more > 0 and examples:
-        command = f"{program()} tasks list"
-        command += "".join(f" --status {status}" for status in reasons)
-        if job:
-            command += f" --job {shlex.quote(job.name)}"
         print(f"    … and {more:,} more: {printable(command)}")
+    elif name_command and reasons:
+        print(f"    {printable(command)}")
 
 
 def print_receipt(receipt: Receipt) -> None:
@@ -252,119 +292,3 @@ def check_reason(lpm: LocalPersistenceManager, reason: str) -> None:
     if reason not in reasons:
         there = ", ".join(f"{name} ({count:,})" for name, count in reasons.items()) or "none"
         raise UsageError(f"no task has the reason {reason!r}; known reasons: {there}")
-
-
-class CrawlProgress:
-    """Live progress of a crawl: a bar on a terminal, otherwise a line every few seconds.
-
-    It also warns when nothing moves, and when the deadline will be missed.
-    """
-
-    def __init__(
-        self, job: Job | None, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._job = job
-        self._title = printable(job.name if job else "all jobs")
-        self._every_s, self._clock = every_s, clock
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._recent, self._trend = Trend(RATE_WINDOW_S), Trend()
-        self._printed_at = clock()
-        self._line = self._trouble = self._late = ""
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-            from rich.table import Column
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[line]}", table_column=Column(overflow="fold")),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
-            self._task = self._bar.add_task(self._title, total=None, line="")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar:
-            with contextlib.suppress(OSError):  # the terminal is gone
-                self._bar.stop()
-        elif self._line:
-            say(f"{self._title}: {self._line}")
-
-    def show(self, books: TaskCounts, trouble: str = "", forbidden: int = 0) -> None:
-        """Show the counts of now.
-
-        `trouble` is what stops the crawl; `forbidden` counts the tasks that robots.txt forbids.
-        """
-        done, now = books.accepted - books.open, self._clock()
-        self._recent.add(now, done)
-        if trouble and self._recent.still_s(now) >= STILL_S:
-            self._trend = Trend()  # pages that come meanwhile say nothing about the rate afterwards
-        self._trend.add(now, done)
-        if self._job and self._job.options.crawl:
-            counts = (
-                f"{books.accepted:,} found, {books.completed:,} fetched, {books.failed:,} failed"
-            )
-        else:
-            counts = f"{done:,}/{books.accepted:,} done{_without_result(books, forbidden)}"
-        self._line = f"{counts}, {self._pace(books, trouble, now)}"
-        if self._bar and self._task is not None:
-            total = books.accepted or None
-            self._bar.update(self._task, total=total, completed=done, line=self._line)
-        elif now - self._printed_at >= self._every_s:
-            self._printed_at = now
-            say(f"{self._title}: {self._line}")
-        self._warn(self._trouble, trouble)
-        self._trouble = trouble
-        if self._job:
-            tz = times.zone(config.load().timezone)
-            late = slip(self._job, books.open, self._trend.measured, time.time(), tz) or ""
-            self._warn(self._late, late)
-            self._late = late
-
-    def _pace(self, books: TaskCounts, trouble: str, now: float) -> str:
-        """Return the rate and the time left, or what stops the crawl."""
-        rate = self._recent.rate
-        pace = f"{rate:.0f}/s"
-        if trouble:
-            reason = shortened(trouble.partition(";")[0])
-            if self._recent.still_s(now) >= STILL_S:
-                return reason
-            return f"{pace}, {reason}"
-        if rate > 0 and books.open:
-            pace += f", about {duration(books.open / rate)} left"
-        return pace
-
-    def _warn(self, before: str, warning: str) -> None:
-        """Print a warning when it begins, changes or ends. Changed figures alone do not count."""
-        if without_figures(warning) == without_figures(before):
-            return
-        if warning:
-            self._print(f"{self._title}: warning: {warning}")
-        else:
-            self._print(f"{self._title}: resolved: {shortened(before.partition(';')[0])}")
-
-    def _print(self, text: str) -> None:
-        if self._bar:
-            with contextlib.suppress(OSError):  # the terminal is gone
-                self._bar.console.print(text, highlight=False, markup=False)
-        else:
-            say(text)
-
-
-def _without_result(books: TaskCounts, forbidden: int) -> str:
-    """Count the tasks that ended without a result."""
-    states = ("failed", "skipped", "expired")
-    text = "".join(f", {getattr(books, s):,} {s}" for s in states if getattr(books, s))
-    if forbidden and not books.expired:
-        text += f" ({forbidden:,} by robots.txt)"
-    return text

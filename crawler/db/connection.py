@@ -258,6 +258,10 @@ def _is_busy(error: Exception) -> bool:
 def _use_log(connection: Database) -> None:
     # Of two processes that open a new database at once, SQLite refuses one without asking its
     # busy handler.
+    [(pages,)] = apsw.Connection.execute(connection, "PRAGMA page_count")
+    if not pages:
+        # Only an empty database learns to give room back; others would wait for whoever writes.
+        apsw.Connection.execute(connection, "PRAGMA auto_vacuum=INCREMENTAL")
     apsw.Connection.execute(connection, "PRAGMA journal_mode=WAL").fetchall()
 
 

@@ -1,23 +1,59 @@
 """Numbers about tasks: how many, how fast, and why they ended."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from crawler.config import program
 from crawler.db import siblings
 from crawler.db.results import matching
-from crawler.db.store import DUE, TURN, WITHOUT_RESULT, Part, members, of_job
+from crawler.db.store import (
+    DUE,
+    IN_PENDING,
+    LISTED,
+    TURN,
+    WITHOUT_RESULT,
+    Part,
+    as_json,
+    members,
+    of_job,
+)
 from crawler.db.tasks import SHOWN_COLUMNS, as_shown
 from crawler.errors import StoreError
-from crawler.models import NO_DEADLINE, Job, TaskCounts, TaskStatus
+from crawler.models import NO_DEADLINE, UNCHANGED, Job, TaskCounts, TaskStatus
 
 UNTRIED_SAMPLE = 100
 """Tasks that are looked at to see whether some wait for siblings."""
 MAX_RECENT_EVENTS = 20_000
 MAX_RECENT_RESULTS = 2000
+MAX_SIZED_RESULTS = 500
+"""Results whose sizes tell how much a page takes."""
+SAMPLES = 20
+"""Parts of a span that are looked at if it has more events than that."""
 BYTES_PER_TASK = 1000
 """Estimate of what the rows of a task take beside its record and its page."""
+BYTES_PER_FILE = 500
+"""Estimate of what a file in pending/ has beside the record."""
+GROWING = ("lpm.db", "raw", "pending")
+_FIRST = "LEFT JOIN results f ON f.task = r.same_as"
+_SIZES = f"""octet_length(r.record), r.raw_segment, r.raw_offset,
+    iif(r.verdict = '{UNCHANGED}' OR (f.raw_segment, f.raw_offset) = (r.raw_segment, r.raw_offset),
+        0, ifnull(r.raw_length, 0)),
+    EXISTS (SELECT 1 FROM outbox o WHERE o.task = r.task AND {IN_PENDING})"""
+"""Bytes of a result's record, the place of its page, the bytes of the page if it is no earlier
+result's, and whether the record is in pending/, too."""
 _PUT_OFF = "status = 'pending' AND not_before > 0 AND not_before < 9e15"
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """About how many bytes a recent page takes, and what was added of late, by part of the store;
+    never more than is there."""
+
+    bytes_per_page: int = 0
+    last_hour: dict[str, int] = {}
+    last_day: dict[str, int] = {}
 
 
 class Counts(Part):
@@ -41,6 +77,33 @@ class Counts(Part):
         """The states of the tasks, without results: cheap enough to ask again and again."""
         return _counts(self._by_status(job), [])
 
+    def progress_of(self, jobs: Sequence[Job]) -> list[TaskCounts]:
+        """The same for several jobs, counted at once."""
+        ids = as_json([job.id for job in jobs])
+        shared = set(
+            self._db.column(f"SELECT DISTINCT job_id FROM job_links WHERE job_id {LISTED}", (ids,))
+        )
+        states: dict[int, list[tuple[Any, ...]]] = {}
+        for id_, status, count in self._db.all(
+            f"SELECT job_id, status, count(*) FROM tasks WHERE job_id {LISTED} GROUP BY 1, 2",
+            (ids,),
+        ):
+            states.setdefault(id_, []).append((status, count))
+        return [
+            self.progress(job) if job.id in shared else _counts(states.get(job.id, []), [])
+            for job in jobs
+        ]
+
+    def listings_of(self, jobs: Sequence[Job]) -> dict[int, int]:
+        """How many listings of crawls were collected, by the job's id."""
+        return dict(
+            self._db.all(
+                f"""SELECT job_id, count(*) FROM tasks WHERE job_id {LISTED}
+                    AND status = 'completed' AND role = 'listing' GROUP BY 1""",
+                (as_json([job.id for job in jobs]),),
+            )
+        )
+
     def _by_status(self, job: Job | None) -> list[tuple[Any, ...]]:
         return self._grouped(job, "status", "1")
 
@@ -58,9 +121,9 @@ class Counts(Part):
 
     # What is pending or in flight
 
-    def pending_by_queue(self) -> dict[str, int]:
+    def pending_by_queue(self, job: Job | None = None) -> dict[str, int]:
         """How many tasks are pending, by queue."""
-        return dict(self._grouped(None, "queue", "status = 'pending'"))
+        return dict(self._grouped(job, "queue", "status = 'pending'"))
 
     def due_by_domain(self, job: Job | None = None) -> dict[str, int]:
         """How many tasks are due, by domain."""
@@ -147,20 +210,60 @@ class Counts(Part):
         )
         return float(count) / over_s
 
-    def growth(self, now: float) -> dict[str, float]:
-        """Bytes that a recent page has added to the store, and that an hour adds at that pace."""
-        # The record is in lpm.db and in pending/.
+    def growth(
+        self, now: float, sizes: Mapping[str, int], max_events: int = MAX_RECENT_EVENTS
+    ) -> Growth:
+        """What was added to the store of late; `sizes` is what its parts take now.
+
+        A store that began within a span has grown by all that it takes. Else the pages are added
+        up that were stored in that span, and what their results take beside them is an estimate.
+        """
         rows = self._db.all(
-            """SELECT ifnull(raw_length, 0) + 2 * length(record) + ?, scraped_at FROM results
-               ORDER BY task DESC LIMIT 500""",
-            (BYTES_PER_TASK,),
+            f"SELECT {_SIZES} FROM results r {_FIRST} ORDER BY r.seq DESC LIMIT ?",
+            (MAX_SIZED_RESULTS,),
         )
-        if not rows:
-            return {"bytes_per_page": 0.0, "bytes_per_hour": 0.0}
-        total = sum(size for size, _ in rows)
-        age_s = now - min(at for _, at in rows)
-        per_hour = round(3600 * total / age_s) if 0 < age_s < 3600 else 0.0
-        return {"bytes_per_page": round(total / len(rows)), "bytes_per_hour": per_hour}
+        added = _added([("completed", *row) for row in rows])
+        hour, day = (self._grown(now - span, sizes, max_events) for span in (3600, 86400))
+        return Growth(round(sum(added.values()) / len(rows)) if rows else 0, hour, day)
+
+    def _grown(self, since: float, sizes: Mapping[str, int], max_events: int) -> dict[str, int]:
+        if self._db.value("SELECT imported_at FROM tasks WHERE id = 1", default=0.0) >= since:
+            return {name: sizes[name] for name in GROWING}
+        first, last = self._first_event(since), self._last_event()
+        count = last + 1 - first
+        begins, length = [first], max(count, 0)
+        if count > max_events:  # some of them, from all of the span
+            length = max_events // SAMPLES
+            begins = [first + count * n // SAMPLES for n in range(SAMPLES)]
+        rows = [row for begin in begins for row in self._added_by(begin, begin + length)]
+        scale = count / (length * len(begins)) if length else 0.0
+        return {name: min(sizes[name], round(size * scale)) for name, size in _added(rows).items()}
+
+    def _added_by(self, begin: int, end: int) -> list[tuple[Any, ...]]:
+        return self._db.all(
+            f"""SELECT e.kind, {_SIZES} FROM events e JOIN results r ON r.task = e.task {_FIRST}
+                WHERE e.id >= ? AND e.id < ? AND e.kind IN ('completed', 'unbundled', 'replayed')
+            """,
+            (begin, end),
+        )
+
+    def _last_event(self) -> int:
+        return int(self._db.value("SELECT ifnull(max(id), 0) FROM events"))
+
+    def _first_event(self, since: float) -> int:
+        """The first event since then: their numbers are in the order of time."""
+        low = int(self._db.value("SELECT ifnull(min(id), 1) FROM events"))
+        high = self._last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            row = self._db.one(
+                "SELECT id, at FROM events WHERE id >= ? ORDER BY id LIMIT 1", (middle,)
+            )
+            if row and row[1] < since:
+                low = int(row[0]) + 1
+            else:
+                high = middle
+        return low
 
     def paces(self, job: Job | None = None) -> dict[str, tuple[float, float]]:
         """Seconds to fetch and to parse a recent page, by domain; a job's own pages count first.
@@ -261,6 +364,18 @@ class Counts(Part):
             for _, *row in rows:
                 yield tuple(row)
             last = rows[-1][0]
+
+
+def _added(rows: Sequence[tuple[Any, ...]]) -> dict[str, int]:
+    """What events with their results have added to each part; a page counts once."""
+    added, pages = dict.fromkeys(GROWING, 0), Counter[tuple[str, int]]()
+    for kind, record, segment, offset, page, is_pending in rows:
+        added["lpm.db"] += record
+        if kind != "replayed":  # which keeps the page, and puts another record in the file
+            added["lpm.db"] += BYTES_PER_TASK
+            added["pending"] += (record + BYTES_PER_FILE) * is_pending
+            pages[segment, offset] = max(pages[segment, offset], page)
+    return added | {"raw": sum(pages.values())}
 
 
 def _counts(states: list[tuple[Any, ...]], outbox: list[tuple[Any, ...]]) -> TaskCounts:

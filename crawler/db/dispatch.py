@@ -23,7 +23,9 @@ from crawler.db.store import (
 )
 from crawler.db.tasks import put_aside_held
 from crawler.models import (
+    LINKS,
     QUEUES,
+    ListingState,
     PreviousPage,
     Role,
     Task,
@@ -168,12 +170,16 @@ class Dispatch(Part):
                FROM json_each(?1) JOIN tasks t ON t.id = value
                JOIN validators v ON v.url_key = t.url_key
                JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}
-               AND t.method = 'GET'""",
+               AND t.method IN ('GET', 'FILE')""",
             (as_json(ids),),
         )
-        known = {row[0]: row[1:] for row in [*self._pages_before(ids), *rows]}
+        listings = self._pages_of_listings(ids)
+        before = [*self._pages_before(ids), *self._pages_to_read_again(ids)]
+        before += [row[:-2] for row in listings]
+        known = {row[0]: row[1:] for row in [*before, *rows]}
+        states = {row[0]: ListingState(*row[-2:]) for row in listings}
         return {
-            id_: PreviousPage(*about)
+            id_: PreviousPage(*(*about, states.get(id_)))
             for id_, (segment, end, *about) in known.items()
             if self._has_page(segment, end or 0)
         }
@@ -189,8 +195,36 @@ class Dispatch(Part):
                 JOIN results r ON r.task = (
                     SELECT max(o.id) FROM tasks o WHERE o.url_key = t.url_key
                     AND o.status = 'completed' AND o.method = 'GET')
-                WHERE t.modified_at NOT NULL AND {IS_STORED}""",
+                WHERE t.modified_at NOT NULL AND {IS_STORED} AND NOT EXISTS (
+                    SELECT 1 FROM listings l WHERE l.url_key = t.url_key AND l.gone_at NOT NULL)""",
             (as_json(ids),),
+        )
+
+    def _pages_of_listings(self, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return the last pages of listings, in crawls that fetch these again only after a while,
+        with when they were fetched and how often they had not changed."""
+        return self._db.all(
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length, NULL, NULL,
+                    r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at,
+                    r.raw_segment NOT NULL, l.fetched_at, min(l.unchanged)
+                FROM json_each(?1) CROSS JOIN tasks t ON t.id = value
+                CROSS JOIN listings l ON l.url_key = t.url_key
+                JOIN jobs j ON j.id = t.job_id JOIN results r ON r.task = l.task
+                WHERE t.role = 'listing' AND t.method = 'GET' AND l.gone_at IS NULL
+                AND j.options LIKE '%"recrawl":true%' AND {IS_STORED} GROUP BY t.id""",
+            (as_json(ids),),
+        )
+
+    def _pages_to_read_again(self, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return the pages of tasks that only read their links."""
+        return self._db.all(
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length, NULL, NULL,
+                    r.site_version, r.parser_version, r.task, r.final_url, r.scraped_at,
+                    r.raw_segment NOT NULL
+                FROM json_each(?1) JOIN tasks t ON t.id = value
+                JOIN results r ON r.task = CAST(t.body AS INTEGER)
+                WHERE t.method = ?2 AND {IS_STORED}""",
+            (as_json(ids), LINKS),
         )
 
     def has_due(self, queues: Sequence[str]) -> bool:
@@ -395,6 +429,38 @@ class Dispatch(Part):
             for id_, strikes, deaths, _ in rows:
                 _free_task(db, note, id_, strikes, deaths, now)
         return [domain for *_, domain in rows]
+
+    def leases(self) -> set[tuple[int, int]]:
+        """Task and fence of each lease."""
+        rows = self._db.all("SELECT id, fence FROM tasks WHERE status = 'processing'")
+        return {(id_, fence) for id_, fence in rows}
+
+    def take_back_page(self, id_: int, fence: int, now: float) -> bool:
+        """Take a page from a process that holds it too long; False if the claim has ended.
+
+        The page gets a strike, and two are poison: its process has not ended it by itself.
+        """
+        db = self._durable
+        with writing(db):
+            row = db.one(
+                "SELECT strikes FROM tasks WHERE id = ? AND fence = ? AND status = 'processing'",
+                (id_, fence),
+            )
+            if row is None:
+                return False
+            strikes = row[0] + 1
+            is_poison = strikes >= POISON_STRIKES
+            db.execute(
+                """UPDATE tasks SET status = iif(?1, 'failed', 'pending'), owner = NULL,
+                       message_id = NULL, not_before = 0, attempts = attempts + 1, strikes = ?2,
+                       error_type = iif(?1, 'poison', error_type),
+                       error_message = iif(?1, ?3, error_message),
+                       completed_at = iif(?1, ?4, NULL) WHERE id = ?5""",
+                (is_poison, strikes, f"{strikes} times it did not end in time", now, id_),
+            )
+            kind = "poison" if is_poison else "taken back"
+            timeline.note(db, id_, kind, {"reason": "hard time limit"}, now)
+        return True
 
     def take_back(self, note: OwnerState, now: float) -> list[str]:
         """Make the tasks of a stopped owner pending again, without blame; returns their domains.

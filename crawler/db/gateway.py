@@ -233,14 +233,14 @@ def _is_another(db: Database, id_: int, task: Assignment) -> bool:
 def _hand_out_again(db: Database, id_: int, status: str, task: Assignment) -> bool:
     """Treat a known task that is handed out again; True where it is pending now.
 
-    An open one goes on. The result of a completed one is sent again. Another is done again if the
-    Gateway had heard of its end.
+    An open one goes on. The result of a completed one is sent again, also one that is held because
+    its record was replaced. Another is done again if the Gateway had heard of its end.
     """
     if status == "completed":
         db.execute(
             """UPDATE outbox SET state = 'ready', batch = NULL, raw_sent_at = NULL, tries = 0,
                    not_before = 0, code = NULL, problem = NULL
-               WHERE task = ? AND state IN ('synced', 'rejected')""",
+               WHERE task = ? AND state IN ('synced', 'rejected', 'held')""",
             (id_,),
         )
         return False

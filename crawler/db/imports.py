@@ -8,7 +8,7 @@ from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settle_losses
-from crawler.db.store import COUNTS_FOR, Connections, Part, as_json, row_crc32
+from crawler.db.store import COUNTS_FOR, IS_REMOVED, Connections, Part, as_json, row_crc32
 from crawler.db.tasks import UNHELD, end_without_result, storable
 from crawler.models import (
     NO_DEADLINE,
@@ -104,19 +104,22 @@ class Imports(Part):
         with writing(db):
             if replaces:
                 _replace_import(db, key, checksum, source_file)
+            # A crawl that was narrower at first has left out links that nobody brings back.
             found = db.all(
                 f"""UPDATE jobs SET status = 'importing', completed_at = NULL,
                         watched = max(watched, ?2), deadline = ifnull(?3, deadline),
-                        options = ifnull(?4, options)
+                        options = ifnull(iif(options LIKE '%"whole":true%', ?4,
+                            json_remove(?4, '$.crawl.whole')), options)
                     WHERE id = (SELECT max(id) FROM jobs
-                                WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched)))
+                                WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched
+                                    AND id = (SELECT max(id) FROM jobs WHERE key = ?1))))
                     RETURNING {JOB_COLUMNS}""",
                 (key, watched, deadline, told),
             ) or db.all(
                 f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size,
                         created_at, watched, deadline, options)
                     VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB_COLUMNS}""",
-                (_free_name(db, name), key, queue, source, source_file, batch_size, now, watched,
+                (free_name(db, name), key, queue, source, source_file, batch_size, now, watched,
                  deadline, told),
             )  # fmt: skip
             job = as_job(found[0])
@@ -434,7 +437,8 @@ def _number_of(db: Database, job_id: int, checksum: str) -> int:
     )
 
 
-def _free_name(db: Database, name: str) -> str:
+def free_name(db: Database, name: str) -> str:
+    """This name, or with the next number that no job has. Part of a transaction."""
     taken = db.column("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))
     number, free = 1, name
     while free in taken:
@@ -529,10 +533,10 @@ def _recognise(
 def _known_task(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _KnownTask | None:
     """The task that this row means: as before, or because it is open, of the job, or fresh."""
     found = db.all(
-        """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
-               deadline, status, completed_at
-           FROM tasks
-           WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway' AND role IS NULL""",
+        f"""SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
+                deadline, status, completed_at
+            FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'
+            AND role IS NULL AND NOT {IS_REMOVED.format(job="job_id")}""",
         (task.address.key, task.parcel_id),
     )
     candidates = [_KnownTask(*each) for each in found]

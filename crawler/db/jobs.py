@@ -2,23 +2,34 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import msgspec
 
 from crawler.config import program
+from crawler.db import listings
 from crawler.db.connection import Database, reading, writing
 from crawler.db.counts import Counts
 from crawler.db.links import report as crawl_report
 from crawler.db.results import kind_of_reason
-from crawler.db.store import LISTED, Part, as_json, members, of_job
+from crawler.db.store import LISTED, Connections, Part, as_json, members, of_job
 from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
 from crawler.errors import StoreError, UsageError
-from crawler.models import Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
+from crawler.files import remove_session_cookies, session_cookies, session_path
+from crawler.models import (
+    QUEUES,
+    UNCHANGED,
+    Job,
+    JobOptions,
+    JobStatus,
+    MissingField,
+    Receipt,
+    TaskStatus,
+)
 
 IMPORTED_AGAIN, ACCEPTED = "imported again", "accepted"
 LOST_ROWS, LOST_PAGES = "rows", "pages"
@@ -74,6 +85,19 @@ _CHECKS = {
 }
 """What must not be, each with the statement that counts it."""
 
+BROKEN_OFF_CRAWL = """status = 'importing' AND source = 'crawl' AND NOT EXISTS (
+    SELECT 1 FROM imports WHERE job_id = jobs.id AND ended_at IS NULL)"""
+"""Whether a crawl without rows was not opened to its end. Its starts come in one commit, so that it
+has all of them or none."""
+_IS_OVER = """status = 'open'
+    AND NOT EXISTS (SELECT 1 FROM tasks
+                    WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
+    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
+                    WHERE job_links.job_id = jobs.id AND is_open)"""
+"""Whether an open job has no open task."""
+_FINALISE = f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE {_IS_OVER}
+    RETURNING {COLUMNS}"""
+
 
 class Loss(msgspec.Struct, frozen=True):
     """One loss of a job; it counts against the job until it is settled."""
@@ -96,12 +120,29 @@ class Import(NamedTuple):
 class Jobs(Part):
     """Finds jobs, puts them on hold, ends them, and writes their receipts."""
 
+    def __init__(self, store: Connections, sessions: Path | None = None) -> None:
+        """`sessions` is the folder of the jobs' sessions."""
+        super().__init__(store)
+        self._sessions = sessions
+        self._has_removed_cookies = False
+
     def all(self, status: JobStatus | None = None) -> list[Job]:
         """The jobs, oldest first."""
         return [
             as_job(row)
             for row in self._db.all(
                 f"SELECT {COLUMNS} FROM jobs WHERE ?1 IS NULL OR status = ?1 ORDER BY id", (status,)
+            )
+        ]
+
+    def current(self, since: float) -> list[Job]:
+        """The jobs that are open, or have ended since then."""
+        return [
+            as_job(row)
+            for row in self._db.all(
+                f"""SELECT {COLUMNS} FROM jobs WHERE status = 'open'
+                    OR (status = 'done' AND completed_at > ?) ORDER BY id""",
+                (since,),
             )
         ]
 
@@ -165,6 +206,16 @@ class Jobs(Part):
             "SELECT file, key, ended_at FROM imports WHERE job_id = ? ORDER BY id", (job.id,)
         )
         return [Import(*row) for row in rows]
+
+    def unreported(self, key: str) -> Job | None:
+        """The last job with this key, if it has ended but the command that waits for it was killed
+        before it could report that."""
+        row = self._db.one(
+            f"""SELECT {COLUMNS} FROM jobs WHERE id = (SELECT max(id) FROM jobs WHERE key = ?)
+                AND status = 'done' AND watched""",
+            (key,),
+        )
+        return as_job(row) if row else None
 
     def ended_at(self, job: Job) -> float | None:
         """When the last task of a job came to its end."""
@@ -231,23 +282,62 @@ class Jobs(Part):
         )
 
     def finalise(self, now: float) -> list[Job]:
-        """End the jobs that have no open task, and return those that this call has ended."""
-        with writing(self._durable):
-            rows = self._durable.all(
-                f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE status = 'open'
-                    AND NOT EXISTS (SELECT 1 FROM tasks
-                                    WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
-                    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
-                                    WHERE job_links.job_id = jobs.id AND is_open)
-                    RETURNING {COLUMNS}""",
-                (now,),
-            )
+        """End the jobs that have no open task, and return those that this call has ended.
+
+        Nobody continues their lists any more, so the cookies of these are removed. The first call
+        also removes what a killed process has left.
+        """
+        rows: list[tuple[Any, ...]] = []
+        # Without such a job there is nothing to lock for; the first condition has an index.
+        over = self._db.all(f"SELECT {COLUMNS} FROM jobs WHERE status <> 'done' AND {_IS_OVER}")
+        if over:
+            db = self._durable
+            for row in over:
+                listings.end_crawl_in_parts(db, as_job(row), now)
+            with writing(db):
+                rows = db.all(_FINALISE, (now,))
+                for row in rows:
+                    listings.end_crawl(db, as_job(row), now)
+        if rows or not self._has_removed_cookies:
+            self._remove_cookies()
         return [as_job(row) for row in rows]
 
-    def mark_reported(self, job: Job) -> None:
-        """Note that the end of the job was reported: the same file is a new job from now on."""
+    def _remove_cookies(self) -> None:
+        if self._sessions is None:
+            return
+        # First the files: a job that has one by now is among the open jobs that are read then.
+        if found := session_cookies(self._sessions):
+            open_ = self._durable.column("SELECT name FROM jobs WHERE status <> 'done'")
+            besides = [session_path(self._sessions, name) for name in open_]
+            remove_session_cookies(found, besides)
+        self._has_removed_cookies = True
+
+    def raise_queue(self, job: Job, queue: str) -> None:
+        """Move a job to the urgent queue if that is given."""
         with writing(self._durable):
-            self._durable.execute("UPDATE jobs SET watched = 0 WHERE id = ?", (job.id,))
+            raise_queue(self._durable, job.id, queue)
+
+    def open_broken_off_crawls(self, is_importing: Callable[[Job], bool]) -> list[Job]:
+        """Let crawls go on whose command was killed after it had stored their starts."""
+        condition = f"{BROKEN_OFF_CRAWL} AND size > 0 AND status <> 'done'"
+        found = self._db.all(f"SELECT {COLUMNS} FROM jobs WHERE {condition}")
+        opened = []
+        for job in map(as_job, found):
+            if not is_importing(job):
+                with writing(self._durable):
+                    self._durable.execute(
+                        f"UPDATE jobs SET status = 'open' WHERE id = ? AND {condition}", (job.id,)
+                    )
+                opened.append(job)
+        return opened
+
+    def mark_reported(self, *jobs: Job) -> None:
+        """Note that the end of these jobs was reported: the same file, or the same crawl, is a new
+        job from now on."""
+        with writing(self._durable):
+            self._durable.execute(
+                f"UPDATE jobs SET watched = 0 WHERE id {LISTED}", (as_json([j.id for j in jobs]),)
+            )
 
     def accept(
         self, job: Job, missing: Sequence[tuple[str, str]], ends: Mapping[str, int], now: float
@@ -270,20 +360,24 @@ class Jobs(Part):
 
     # The receipt
 
-    def receipt(self, job: Job) -> Receipt:
-        """The counts of a job, checked against all else that the ledger knows of it."""
+    def receipt(self, job: Job, check_indexes: bool = True) -> Receipt:
+        """The counts of a job, checked against all else that the ledger knows of it.
+
+        Indexes are those of all jobs: to check them takes a look at every task.
+        """
         db, numbers = self._db, Counts(self._store)
         with reading(db):
             counts = numbers.of_job(job)
             ids = members(db, job)
             problems = _failed_checks(db, job, ids)
             own, links, rejected = _rows_by_table(db, job.id)
-            checksum, found, missing, invalid, reasons = _read_rows(db, job, ids)
+            read = _read_rows(db, job, ids)
             counted = {state: count for state in TaskStatus if (count := getattr(counts, state))}
-            if found != counted:  # these come from an index, those from the rows
+            if read.states != counted:  # these come from an index, those from the rows
                 what = "an index of lpm.db has other states of tasks than their rows"
                 problems.append(f"{what}; {mend()}")
-            problems += [f"{fault}; {mend()}" for fault in index_faults(db, ["tasks"])]
+            if check_indexes:
+                problems += [f"{fault}; {mend()}" for fault in index_faults(db, ["tasks"])]
             lost = losses_of(db, job)
             return Receipt(
                 job=job.name,
@@ -295,10 +389,11 @@ class Jobs(Part):
                 reasons=numbers.reasons(job),
                 problems=problems,
                 accepted=[loss.what for loss in lost if loss.how == ACCEPTED],
-                missing_fields=_missing_fields(db, job, ids, missing) if missing else [],
-                invalid=invalid,
-                invalid_reasons=dict(reasons.most_common()),
-                checksum=checksum,
+                missing_fields=_missing_fields(db, job, ids, read.missing) if read.missing else [],
+                invalid=read.invalid,
+                invalid_reasons=dict(read.reasons.most_common()),
+                unchanged=read.unchanged,
+                checksum=read.checksum,
                 crawl=crawl_report(db, job),
             )
 
@@ -306,6 +401,19 @@ class Jobs(Part):
         """The indexes of the tasks that hide some of them, or show some that are not there."""
         with reading(self._db):
             return index_faults(self._db, ["tasks"])
+
+
+def raise_queue(db: Database, job_id: int, queue: str) -> None:
+    """Move a job and its pending tasks to the urgent queue if that is given. Part of a
+    transaction."""
+    if queue != QUEUES[0]:
+        return
+    db.execute("UPDATE jobs SET queue = ? WHERE id = ?", (queue, job_id))
+    db.execute(
+        """UPDATE tasks SET queue = ?1, message_id = NULL
+           WHERE job_id = ?2 AND status = 'pending' AND queue <> ?1""",
+        (queue, job_id),
+    )
 
 
 def _accept(db: Database, job: Job, missing: Sequence[tuple[str, str]], now: float) -> None:
@@ -352,21 +460,32 @@ class _Record(msgspec.Struct):
     missing: list[str] = []
 
 
-def _read_rows(
-    db: Database, job: Job, ids: str
-) -> tuple[str, Counter[str], Counter[str], int, Counter[str]]:
-    """The checksum of a job's tasks and results, and counts of their states and missing fields, of
-    invalid records and of the reasons why they are."""
+class _Rows(NamedTuple):
+    """What a job's tasks and results add up to."""
+
+    checksum: str
+    states: Counter[str]
+    missing: Counter[str]
+    """Required fields that pages lack."""
+    invalid: int
+    reasons: Counter[str]
+    """Why records are invalid."""
+    unchanged: int
+
+
+def _read_rows(db: Database, job: Job, ids: str) -> _Rows:
+    """Read all tasks and results of a job."""
     digest, states, missing = sha256(), Counter[str](), Counter[str]()
-    invalid, reasons = 0, Counter[str]()
-    for *row, record, refused in db.each(
-        f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB), invalid FROM tasks t
-            LEFT JOIN results ON task = t.id WHERE t.id IN ({ids}) ORDER BY t.id""",
+    invalid, unchanged, reasons = 0, 0, Counter[str]()
+    for *row, record, refused, verdict in db.each(
+        f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB), invalid, verdict
+            FROM tasks t LEFT JOIN results ON task = t.id WHERE t.id IN ({ids}) ORDER BY t.id""",
         (job.id,),
     ):
         fields = "\t".join(str(value or "") for value in row).encode()
         digest.update(fields + b"\t" + (record or b"") + b"\n")
         states[row[2]] += 1
+        unchanged += verdict == UNCHANGED
         if record and b'"missing":' in record:
             # What cannot be read is among the problems.
             with suppress(msgspec.MsgspecError, ValueError):
@@ -379,7 +498,7 @@ def _read_rows(
                     reasons.update(told)
                 else:
                     reasons.update(told & reasons.keys())
-    return digest.hexdigest(), states, missing, invalid, reasons
+    return _Rows(digest.hexdigest(), states, missing, invalid, reasons, unchanged)
 
 
 def _missing_fields(db: Database, job: Job, ids: str, missing: Counter[str]) -> list[MissingField]:

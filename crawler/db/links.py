@@ -1,21 +1,26 @@
 """Crawls: starts become tasks, and so do the links of a page, in the transaction that ends it."""
 
+import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from crawler.db import timeline
 from crawler.db.connection import Database, writing
-from crawler.db.store import Part, row_crc32
+from crawler.db.store import Part, as_json, row_crc32
 from crawler.models import (
+    FILE,
+    LINKS,
     NO_DEADLINE,
     CrawlOptions,
     CrawlProgress,
     CrawlReport,
     Job,
+    JobOptions,
     LeftOut,
     Link,
     Outcome,
@@ -32,19 +37,42 @@ REDIRECTED = "redirected"
 """Why a task ends that redirects to another page of its crawl."""
 MAX_SITEMAPS = 10_000
 """Sitemaps of a crawl; they do not count against its limit of pages."""
-_SITEMAPS, _REDIRECTS = ("role", Role.SITEMAP.value), ("role", REDIRECTED)
+MAX_FILES = 1_000_000
+"""Files of a crawl that records name; they do not count against its limit of pages."""
+READ_AGAIN = "read_again"
+"""Why a task ends that has read the links of a stored page again."""
+MAX_PAGES_PER_COMMIT = 1_000
+"""Pages that one transaction marks to be read again."""
+_SITEMAPS, _REDIRECTS, _READS = (
+    ("role", Role.SITEMAP.value), ("role", REDIRECTED), ("role", READ_AGAIN),
+)  # fmt: skip
+_FILES = ("role", "named_file")
 """Counts of tasks that are no pages, and do not count against the limit."""
+_REACHED = "reached"
+"""Kind of counts: the limits that have left out links, by guard and site."""
 FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?
     AND role NOT NULL AND source <> 'bundle'"""
 """Columns of the task of a crawl for a request; the last two conditions are those of its index."""
 _IS_KNOWN = FIND.format("1")
-_WAITS = """job_id = ?1 AND url_key = ?2 AND method = ?3 AND body = ?4
-    AND role NOT NULL AND source <> 'bundle' AND status = 'pending'"""
-"""The task of a crawl for a request, as long as nobody has claimed it."""
+_READ_AGAIN = f"""INSERT INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
+        priority, deadline, input, source, loopback, imported_at, role, depth, parent, method,
+        body, list_crc32)
+    SELECT lower(hex(randomblob(16))), job_id, url, url_key, domain, parcel_id, queue,
+        priority, deadline, input, 'crawl', loopback, ?2, role, depth, id, '{LINKS}',
+        CAST(id AS TEXT), list_crc32
+    FROM tasks WHERE id IN (SELECT value FROM json_each(?1))
+    ON CONFLICT (job_id, url_key, method, body) WHERE role NOT NULL AND source <> 'bundle'
+    DO UPDATE SET status = iif(status = 'processing', status, 'pending'), depth = excluded.depth,
+        message_id = iif(status = 'processing', message_id, NULL), not_before = 0,
+        error_type = NULL, error_message = NULL, completed_at = NULL
+    RETURNING id"""
+_IS_IT = """job_id = ?1 AND url_key = ?2 AND method = ?3 AND body = ?4
+    AND role NOT NULL AND source <> 'bundle'"""
+"""The task of a crawl for a request."""
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
-    ('redirected', 'sitemap', 'no_sitemap') AND (role = 'start'
-        OR error_type NOT IN ('out_of_scope', 'robots', 'login_page')))"""
+    ('redirected', 'sitemap', 'no_sitemap', 'read_again') AND (role = 'start'
+        OR error_type NOT IN ('out_of_scope', 'robots', 'login_page', 'login_wall')))"""
 """Whether a task should have brought a page and did not. Any link may lead to where the crawl may
 not go; a start may not."""
 
@@ -71,34 +99,51 @@ class Crawls(Part):
         file_number: int = 0,
     ) -> int:
         """Insert the starts that are not there yet; returns how many."""
-        db, added, linked = self._durable, 0, 0
-        deadline = job.deadline or NO_DEADLINE
+        with writing(self._durable):
+            return add_starts(self._durable, job, starts, now, source_file, file_number)
+
+    def bring_back(self, job: Job, site_limits: Mapping[str, int | None], now: float) -> int:
+        """Have the links found again that limits left out which are higher now; returns how many
+        pages are read again for that.
+
+        If it is broken off, the next call does the rest.
+        """
+        db, crawl = self._durable, job.options.crawl
+        reached = db.all(
+            "SELECT name, count FROM crawl_counts WHERE job_id = ? AND kind = ?", (job.id, _REACHED)
+        )
+        limits = {"depth": crawl and crawl.depth, "limit": (crawl and crawl.limit) or None}
+        limits |= {f"site_limit {name}": limit for name, limit in site_limits.items()}
+        now_at = [(limits.get(name), count) for name, count in reached]
+        if not any(limit is None or limit > count for limit, count in now_at):
+            return 0
+        pages = last = 0
+        while ids := db.column(
+            f"""SELECT id FROM tasks WHERE job_id = ? AND status = 'completed' AND id > ?
+                AND role IN ('start', 'index', 'listing') ORDER BY id
+                LIMIT {MAX_PAGES_PER_COMMIT}""",
+            (job.id, last),
+        ):
+            with writing(db):
+                added = _read_again(db, ids, now)
+                _grow(db, job.id, added)
+                _count(db, job.id, *_READS, added)
+            pages, last = pages + len(ids), ids[-1]
         with writing(db):
-            for start in starts:
-                row_input = encoded_input(start.row)
-                parcel_id = str(start.row.get("parcel_id") or "")
-                given = (parcel_id, job.queue, start.priority, deadline, row_input)
-                is_new = _insert(db, job.id, start.link, None, given, now)
-                added += is_new
-                if is_new and start.link.role is Role.SITEMAP:
-                    _count(db, job.id, *_SITEMAPS, 1)
-                if start.line is None:
-                    continue
-                row = (file_number, start.line, start.item)
-                checked = (row_input, row_crc32(*row, row_input))
-                if is_new:
-                    db.execute(
-                        """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?,
-                               row_crc32 = ?, source_file = ? WHERE id = ?""",
-                        (*row, checked[1], source_file, db.last_insert_rowid()),
-                    )
-                else:
-                    linked += _link_row(db, job.id, start.link, row, checked)
+            # They are not stored, and are fetched again.
             db.execute(
-                "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?",
-                (added, linked, job.id),
+                """UPDATE tasks SET status = 'pending', not_before = 0, message_id = NULL,
+                       error_type = NULL, error_message = NULL, completed_at = NULL
+                   WHERE job_id = ? AND status = 'skipped' AND error_type = 'sitemap'""",
+                (job.id,),
             )
-        return added
+            # What is still left out is counted when the pages are read.
+            db.execute(
+                """DELETE FROM crawl_counts WHERE job_id = ?1 AND (kind = ?2 OR (kind = 'guard'
+                   AND name IN ('depth', 'limit', 'site_limit')))""",
+                (job.id, _REACHED),
+            )
+        return pages
 
     def progress(self, job: Job, books: TaskCounts) -> CrawlProgress | None:
         """How far a crawl is, by the counts of its tasks; None for a job that follows no links."""
@@ -108,6 +153,10 @@ class Crawls(Part):
         return CrawlProgress(
             found=books.accepted, fetched=books.completed, failed=books.failed, guards=guards
         )
+
+    def has_starts(self, job: Job, starts: Iterable[Start]) -> bool:
+        """Whether a crawl has all these starts."""
+        return all(_is_known(self._db, job.id, start.link) for start in starts)
 
     def find_paused(self, key: str, name: str | None, starts: Iterable[Start]) -> int | None:
         """The crawl that a repair has paused because its options were lost, if it is the one with
@@ -151,6 +200,46 @@ def _link_row(
     return bool(db.changes())
 
 
+def add_starts(
+    db: Database,
+    job: Job,
+    starts: Iterable[Start],
+    now: float,
+    source_file: str | None = None,
+    file_number: int = 0,
+) -> int:
+    """Insert the starts that are not there yet; returns how many. Part of a transaction."""
+    added = linked = 0
+    deadline = job.deadline or NO_DEADLINE
+    for start in starts:
+        row_input = encoded_input(start.row)
+        parcel_id = str(start.row.get("parcel_id") or "")
+        given = (parcel_id, job.queue, start.priority, deadline, row_input)
+        is_new = _insert(db, secrets.token_hex(16), job.id, start.link, None, given, now)
+        added += is_new
+        if is_new and start.link.role is Role.SITEMAP:
+            _count(db, job.id, *_SITEMAPS, 1)
+        elif is_new and start.link.site:
+            _count(db, job.id, "site", start.link.site[0], 1)
+        if start.line is None:
+            continue
+        row = (file_number, start.line, start.item)
+        checked = (row_input, row_crc32(*row, row_input))
+        if is_new:
+            db.execute(
+                """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?,
+                       row_crc32 = ?, source_file = ? WHERE id = ?""",
+                (*row, checked[1], source_file, db.last_insert_rowid()),
+            )
+        else:
+            linked += _link_row(db, job.id, start.link, row, checked)
+    db.execute(
+        "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?",
+        (added, linked, job.id),
+    )
+    return added
+
+
 # Reports
 
 
@@ -161,18 +250,27 @@ def report(db: Database, job: Job) -> CrawlReport | None:
     roles: dict[str, dict[str, int]] = {}
     for role, status, count in db.all(
         """SELECT role, status, count(*) FROM tasks WHERE job_id = ? AND role NOT NULL
-           GROUP BY 1, 2""",
-        (job.id,),
+           AND method <> ? GROUP BY 1, 2""",
+        (job.id, LINKS),
     ):
         roles.setdefault(role, {})[status] = count
-    [(pages, bad)] = db.all(
-        f"""SELECT count(*) FILTER (WHERE role <> 'sitemap'
+    [(pages, bad, files, files_collected)] = db.all(
+        f"""SELECT count(*) FILTER (WHERE role <> 'sitemap' AND method NOT IN ('{LINKS}', '{FILE}')
                        AND NOT (status = 'skipped' AND error_type = 'redirected')),
-                   count(*) FILTER (WHERE {_IS_BAD})
+                   count(*) FILTER (WHERE {_IS_BAD}),
+                   count(*) FILTER (WHERE method = '{FILE}'),
+                   count(*) FILTER (WHERE method = '{FILE}' AND status = 'completed')
             FROM tasks WHERE job_id = ? AND role NOT NULL""",
         (job.id,),
     )
-    return CrawlReport(roles=roles, pages=pages, bad=bad, left_out=_left_out(db, job))
+    return CrawlReport(
+        roles=roles,
+        pages=pages,
+        bad=bad,
+        left_out=_left_out(db, job),
+        files=files,
+        files_collected=files_collected,
+    )
 
 
 def _left_out(db: Database, job: Job) -> list[LeftOut]:
@@ -188,59 +286,112 @@ def _left_out(db: Database, job: Job) -> list[LeftOut]:
 # Functions that are part of a transaction
 
 
-Inserted = set[tuple[int, bytes, str, str]]
-"""Job, key, method and body of the links that one transaction has seen in the ledger."""
+class LinkInserts:
+    """Inserts the links of the pages of one transaction.
+
+    It reads the size and the limits of a job once, because nobody else can write meanwhile, and
+    `finish` writes what has become of them.
+    """
+
+    def __init__(self, db: Database, now: float) -> None:
+        self._db, self._now = db, now
+        self._seen: set[tuple[int, bytes, str, str]] = set()
+        """Job, key, method and body of the links that are surely in the ledger."""
+        self._jobs: dict[int, _Limits] = {}
+
+    def insert(self, outcome: Outcome) -> None:
+        """Insert the links of a page that are not there yet, and count what guards left out."""
+        db, task, seen = self._db, outcome.task, self._seen
+        if task.job_id is None or outcome.crawl is None:
+            return
+        left_out = {each.guard: each for each in outcome.left_out}
+        limits = self._limits(task.job_id, outcome.crawl)
+        [(*given, depth)] = db.all(
+            "SELECT parcel_id, queue, priority, deadline, input, depth FROM tasks WHERE id = ?",
+            (task.id,),
+        )
+        parent = task.id
+        if task.method == LINKS:
+            parent = int(task.body)
+        elif outcome.error_type == REDIRECTED:
+            limits.added[_REDIRECTS] += 1
+        says_more = outcome.error_type == REDIRECTED or outcome.crawl.depth is not None
+        # A shorter way may have been found since the task was claimed.
+        found = [*outcome.links, *(file.link for file in outcome.files)]
+        ids = _task_ids(len(found))
+        for task_id, link in zip(ids, _nearer(found, task.depth - depth), strict=True):
+            key = (task.job_id, link.address.key, link.method, link.body)
+            if key in seen:
+                if says_more or link.modified_at is not None:
+                    self._find_again(outcome, link, key)
+                continue
+            guard = limits.reached(link)
+            if not guard:
+                seen.add(key)
+                # A Gateway stores one result for a parcel: a file is known by its URL.
+                its = ["", *given[1:]] if link.method == FILE else given
+                if _insert(db, task_id, task.job_id, link, parent, its, self._now):
+                    limits.count(link)
+                else:
+                    self._find_again(outcome, link, key)
+            elif not db.one(_IS_KNOWN, key):
+                before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
+                left_out[guard] = before.and_more()
+                limits.note_reached(guard, link)
+        for each in left_out.values():
+            _count(db, task.job_id, "guard", each.guard, each.links, each.example)
+
+    def finish(self) -> None:
+        """Write the sizes and counts of the jobs."""
+        for limits in self._jobs.values():
+            limits.write()
+
+    def _limits(self, job_id: int, crawl: CrawlOptions) -> "_Limits":
+        limits = self._jobs.get(job_id)
+        if limits is None:
+            query = "SELECT size, options FROM jobs WHERE id = ?"
+            [(size, options)] = self._db.all(query, (job_id,))
+            # As they are now: if a limit was raised meanwhile, nobody would bring the links back.
+            crawl = _crawl_options(options) or crawl
+            limits = self._jobs[job_id] = _Limits(self._db, job_id, crawl, size)
+        return limits
+
+    def _find_again(self, outcome: Outcome, link: Link, key: tuple[Any, ...]) -> None:
+        """Note what a link says of a page that is in the ledger already."""
+        if link.method == FILE:  # it leads nowhere
+            return
+        db, task = self._db, outcome.task.id
+        if outcome.error_type == REDIRECTED and _leads_back(db, task, key):
+            _end_loop(db, task, self._now)
+            return
+        if link.modified_at is not None:
+            _note_modified(db, key, link.modified_at)
+        if outcome.crawl and outcome.crawl.depth is not None:
+            to_read = _note_depth(db, key, link.depth)
+            if to_read:
+                added = _read_again(db, to_read, self._now)
+                self._jobs[key[0]].count_reads(added)
 
 
-def insert(db: Database, outcome: Outcome, seen: Inserted, now: float) -> None:
-    """Insert the links of a page that are not there yet, and count what guards left out."""
-    task, crawl = outcome.task, outcome.crawl
-    if task.job_id is None or crawl is None:
-        return
-    left_out = {each.guard: each for each in outcome.left_out}
-    job_size = db.value("SELECT size FROM jobs WHERE id = ?", (task.job_id,))
-    limits = _Limits(db, task.job_id, crawl, job_size)
-    given = db.one(
-        "SELECT parcel_id, queue, priority, deadline, input FROM tasks WHERE id = ?", (task.id,)
-    )
-    assert given is not None, task.task_id
-    if outcome.error_type == REDIRECTED:
-        limits.added[_REDIRECTS] += 1
-    for link in outcome.links:
-        key = (task.job_id, link.address.key, link.method, link.body)
-        if key in seen:
-            _find_again(db, outcome, link, key, now)
-            continue
-        guard = limits.reached(link)
-        if not guard:
-            seen.add(key)
-            if _insert(db, task.job_id, link, task.id, given, now):
-                limits.count(link)
-            else:
-                _find_again(db, outcome, link, key, now)
-        elif not db.one(_IS_KNOWN, key):
-            before = left_out.get(guard) or LeftOut(guard, 0, link.address.url)
-            left_out[guard] = before.and_more()
-    if limits.size > job_size:
-        added = limits.size - job_size
-        db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (added, task.job_id))
-    for each in left_out.values():
-        _count(db, task.job_id, "guard", each.guard, each.links, each.example)
-    for (kind, name), count in limits.added.items():
-        _count(db, task.job_id, kind, name, count)
+def _task_ids(count: int) -> list[str]:
+    """Return random ids, by one call of the system for all."""
+    digits = os.urandom(16 * count).hex()
+    return [digits[begin : begin + 32] for begin in range(0, len(digits), 32)]
 
 
-def _find_again(
-    db: Database, outcome: Outcome, link: Link, key: tuple[Any, ...], now: float
-) -> None:
-    """Note what a link says of a page that is in the ledger already."""
-    task = outcome.task.id
-    if outcome.error_type == REDIRECTED and _leads_back(db, task, key):
-        _end_loop(db, task, now)
-    elif link.modified_at is not None:
-        _note_modified(db, key, link.modified_at)
-    elif outcome.crawl and outcome.crawl.depth is not None:
-        _note_depth(db, key, link.depth)
+def _nearer(links: Sequence[Link], by: int) -> Sequence[Link]:
+    if not by:
+        return links
+    return [msgspec.structs.replace(link, depth=link.depth - by) for link in links]
+
+
+@lru_cache(maxsize=64)
+def _crawl_options(text: str | None) -> CrawlOptions | None:
+    """The crawl in the options of a job; None where they cannot be read."""
+    try:
+        return msgspec.json.decode(text or "{}", type=JobOptions).crawl
+    except msgspec.DecodeError:
+        return None
 
 
 def _leads_back(db: Database, task: int, key: tuple[Any, ...]) -> bool:
@@ -267,14 +418,35 @@ def _end_loop(db: Database, task: int, now: float) -> None:
     timeline.note(db, task, "failed", told, now)
 
 
-def _note_depth(db: Database, key: tuple[Any, ...], depth: int) -> None:
-    """Note a shorter way to a page that still waits."""
-    db.execute(f"UPDATE tasks SET depth = ?5 WHERE {_WAITS} AND depth > ?5", (*key, depth))
+def _note_depth(db: Database, key: tuple[Any, ...], depth: int) -> list[int]:
+    """Note a shorter way to a page; returns the page if its links were found already. They are to
+    be read again: the way to them is shorter, too."""
+    shorter = db.all(
+        f"""UPDATE tasks SET depth = ?5 WHERE {_IS_IT} AND depth > ?5
+            RETURNING id, status, error_type""",
+        (*key, depth),
+    )
+    return [id_ for id_, status, reason in shorter if status == "completed" or reason == REDIRECTED]
+
+
+def _read_again(db: Database, ids: Sequence[int], now: float) -> int:
+    """Have the links of pages read again, each by a task of its own; returns how many tasks were
+    added."""
+    newest = db.value("SELECT max(id) FROM tasks")
+    tasks = db.column(_READ_AGAIN, (as_json(ids), now))
+    return sum(id_ > newest for id_ in tasks)
+
+
+def _grow(db: Database, job_id: int, by: int) -> None:
+    db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (by, job_id))
 
 
 def _note_modified(db: Database, key: tuple[Any, ...], modified_at: float) -> None:
     """Note what a sitemap says of a page that a link has found before, if it still waits."""
-    db.execute(f"UPDATE tasks SET modified_at = ?5 WHERE {_WAITS}", (*key, modified_at))
+    db.execute(
+        f"UPDATE tasks SET modified_at = ?5 WHERE {_IS_IT} AND status = 'pending'",
+        (*key, modified_at),
+    )
 
 
 def _count(
@@ -292,33 +464,72 @@ class _Limits:
 
     def __init__(self, db: Database, job_id: int, crawl: CrawlOptions, size: int) -> None:
         self._db, self._job_id, self._crawl = db, job_id, crawl
-        self.size = size
-        """Tasks of the job."""
+        self._size, self._new = size, 0
+        """Tasks of the job before this transaction, and those that it adds."""
         self.added: Counter[tuple[str, str]] = Counter()
-        """Sitemaps, redirects, and pages of sites with a limit, that this page adds."""
+        """Of these: tasks that are no pages, and pages of sites with a limit."""
         self._before: dict[tuple[str, str], int] = {}
+        self._noted: set[str] = set()
 
     def reached(self, link: Link) -> str:
         """The guard that stands against one more link."""
         crawl = self._crawl
         if link.role is Role.SITEMAP:
             return "sitemaps" if self._counted(_SITEMAPS) >= MAX_SITEMAPS else ""
+        if link.method == FILE:
+            return "files_limit" if self._counted(_FILES) >= MAX_FILES else ""
         if crawl.depth is not None and link.depth > crawl.depth:
             return "depth"
-        # As many redirects again, and no more: a site may answer every link with one.
-        no_pages = self._counted(_SITEMAPS) + min(self._counted(_REDIRECTS), crawl.limit)
-        if crawl.limit and self.size - no_pages >= crawl.limit:
+        if crawl.limit and self._pages(crawl.limit) >= crawl.limit:
             return "limit"
         if link.site and self._counted(("site", link.site[0])) >= link.site[1]:
             return "site_limit"
         return ""
 
+    def note_reached(self, guard: str, link: Link) -> None:
+        """Note at which limit a guard has left out a link, to know later whether it is higher."""
+        crawl, name, limit = self._crawl, guard, 0
+        if guard == "site_limit" and link.site:
+            name, limit = f"{guard} {link.site[0]}", link.site[1]
+        elif guard in ("depth", "limit"):
+            limit = getattr(crawl, guard)
+        else:
+            return
+        if name not in self._noted:
+            self._noted.add(name)
+            self._db.execute(
+                """INSERT OR REPLACE INTO crawl_counts (job_id, kind, name, count)
+                   VALUES (?, ?, ?, ?)""",
+                (self._job_id, _REACHED, name, limit),
+            )
+
     def count(self, link: Link) -> None:
-        self.size += 1
+        """Count a task that was added."""
+        self._new += 1
         if link.role is Role.SITEMAP:
             self.added[_SITEMAPS] += 1
+        elif link.method == FILE:
+            self.added[_FILES] += 1
         elif link.site:
             self.added["site", link.site[0]] += 1
+
+    def count_reads(self, added: int) -> None:
+        """Count tasks that read the links of a page again."""
+        self._new += added
+        self.added[_READS] += added
+
+    def write(self) -> None:
+        """Add what this transaction has added."""
+        if self._new:
+            _grow(self._db, self._job_id, self._new)
+        for (kind, name), count in self.added.items():
+            _count(self._db, self._job_id, kind, name, count)
+
+    def _pages(self, limit: int) -> int:
+        """The tasks that count against the limit."""
+        # As many redirects again, and no more: a site may answer every link with one.
+        no_pages = self._counted(_SITEMAPS) + min(self._counted(_REDIRECTS), limit)
+        return self._size + self._new - no_pages - self._counted(_READS) - self._counted(_FILES)
 
     def _counted(self, what: tuple[str, str]) -> int:
         if what not in self._before:
@@ -331,14 +542,20 @@ class _Limits:
 
 
 def _insert(
-    db: Database, job_id: int, link: Link, parent: int | None, given: tuple[Any, ...], now: float
+    db: Database,
+    task_id: str,
+    job_id: int,
+    link: Link,
+    parent: int | None,
+    given: Sequence[Any],
+    now: float,
 ) -> bool:
     """Insert a task with parcel, queue, priority, deadline and input as given; whether it is
     new."""
     db.execute(
         _INSERT,
-        (secrets.token_hex(16), job_id, *link.address, *given, link.loopback, now, link.role,
-         link.depth, link.hops, parent, link.method, link.body, link.modified_at,
+        (task_id, job_id, *link.address, *given, link.loopback, now,
+         link.role, link.depth, link.hops, parent, link.method, link.body, link.modified_at,
          link.list_crc32),
     )  # fmt: skip
     return bool(db.changes())

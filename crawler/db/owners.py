@@ -46,7 +46,7 @@ _MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344,
 class Owner:
     """This process's hold on its leases; its end, by whatever cause, frees them."""
 
-    def __init__(self, folder: Path, kind: str, slots: int, **limits: int) -> None:
+    def __init__(self, folder: Path, kind: str, slots: int, **facts: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.id = secrets.token_hex(8)
         self.path = folder / self.id
@@ -54,7 +54,7 @@ class Owner:
         hidden = folder / f".{self.id}"
         self._file = hidden.open("w+b")
         wait_lock(self._file.fileno())
-        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, **limits}
+        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, **facts}
         self._file.write(
             msgspec.json.encode(about).ljust(_MESSAGE, b" ")
             + bytes(_SLOTS - _MESSAGE + _SLOT.size * slots)

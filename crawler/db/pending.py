@@ -40,6 +40,8 @@ class _Look(NamedTuple):
 
     suspects: set[str] | None
     before: float
+    replayed: set[str]
+    """Tasks whose files may have the earlier record, if a replay was killed."""
 
 
 class PendingFiles(Part):
@@ -93,6 +95,16 @@ class PendingFiles(Part):
             set_aside(path, "damaged")
         else:
             path.unlink(missing_ok=True)
+
+    def remove_all(self, task_ids: Iterable[str]) -> None:
+        """The same for many results, most of which may have no file."""
+        for task_id in task_ids:
+            try:
+                os.unlink(f"{self._folder}/{task_id}.json")  # noqa: PTH108 - for every page
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self.remove(task_id)
 
     def restore(self, read_all: bool = False) -> int:
         """Make again what is missing or torn in pending/; returns how many.
@@ -162,16 +174,19 @@ class PendingFiles(Part):
         before = float(at or 0)
         if before > time.time():
             before = 0.0  # a clock that was set back since says nothing about what came later
-        return _Look(None if read_all else self._unsecured(int(horizon or 0)), before)
+        since = int(horizon or 0)
+        suspects = None
+        if not read_all:
+            suspects = self._with_event(since, ("completed", "unbundled", "page unbundled"))
+        return _Look(suspects, before, self._with_event(since, ("replayed",)))
 
-    def _unsecured(self, horizon: int) -> set[str]:
-        """The tasks whose files may not be on the disk yet."""
+    def _with_event(self, horizon: int, kinds: Collection[str]) -> set[str]:
+        """The tasks with such an event since; their files may not be on the disk yet."""
         return set(
             self._db.column(
-                """SELECT task_id FROM tasks WHERE id IN (
-                       SELECT task FROM events
-                       WHERE kind IN ('completed', 'unbundled', 'page unbundled') AND id > ?)""",
-                (horizon,),
+                f"""SELECT task_id FROM tasks WHERE id IN (
+                       SELECT task FROM events WHERE kind {LISTED} AND id > ?)""",
+                (as_json(list(kinds)), horizon),
             )
         )
 
@@ -185,12 +200,15 @@ class PendingFiles(Part):
         if not stat.S_ISREG(about.st_mode):  # a folder, a pipe: no result, whatever its name
             return _TORN
         suspected = look.suspects is None or task_id in look.suspects
+        was_replayed = task_id in look.replayed
         unchanged = about.st_size and max(about.st_ctime, about.st_mtime) < look.before
-        if unchanged and not suspected:
+        if unchanged and not suspected and not was_replayed:
             return _WHOLE
         file = _read_result(Path(name))
         if file is None:
             return _TORN
+        if was_replayed:
+            return _WHOLE if results.agrees(self._db, task_id, file) else _TORN
         if suspected or results.agrees(self._db, task_id, file):
             return _WHOLE
         return _OTHER

@@ -23,14 +23,15 @@ from isal import isal_zlib
 
 from crawler import __version__
 from crawler.config import program
-from crawler.db import jobs
+from crawler.db import jobs, result_files
+from crawler.db.connection import Database
 from crawler.db.pending import later_results
 from crawler.db.results import Results, commit_segment
 from crawler.db.store import Part, Store
 from crawler.errors import StoreError
 from crawler.files import sync_and_rename
 from crawler.locks import try_lock, wait_lock
-from crawler.models import UNCHANGED, Job, Outcome, Page, RawLocation, TaskStatus
+from crawler.models import FILE, UNCHANGED, Job, Outcome, Page, RawLocation, TaskStatus
 
 SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
@@ -325,6 +326,15 @@ def _date(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
+def is_good_file(outcome: Outcome) -> bool:
+    """Whether an attempt has brought an image or a document that a record names."""
+    return (
+        outcome.task.method == FILE
+        and outcome.status is TaskStatus.COMPLETED
+        and outcome.verdict != UNCHANGED
+    )
+
+
 # The pages of results
 
 
@@ -358,19 +368,42 @@ class RawPages(Part):
     def append_outcomes(
         self, outcomes: Sequence[Outcome], digests: Sequence[str]
     ) -> list[RawLocation | None]:
-        """Store the pages of outcomes that are to be kept; says where each is."""
+        """Store the pages of outcomes that are to be kept; says where each is. A file whose bytes
+        are stored already is not stored again."""
         good: list[bytes | None] = [None] * len(outcomes)
         walls = list(good)
+        shared: list[RawLocation | None] = [None] * len(outcomes)
+        first: dict[str, int] = {}
+        """By digest: the first of these files with it."""
+        twins: dict[int, int] = {}
         for at, outcome in enumerate(outcomes):
             page = outcome.page
             if page and self._keeps(outcome):
                 digest = digests[at]
+                if is_good_file(outcome):
+                    twins[at] = first.setdefault(digest, at)
+                    if twins[at] == at:
+                        shared[at] = self.stored_file(self._db, digest)
+                    if twins[at] != at or shared[at]:
+                        continue
                 if page.raw is not page.body:
                     digest = sha256(page.raw).hexdigest()
                 members = walls if outcome.quarantine else good
                 members[at] = packed(page, digest)
-        places = zip(self.append(good), self.append(walls, quarantine=True), strict=True)
-        return [place or wall for place, wall in places]
+        places = zip(self.append(good), self.append(walls, quarantine=True), shared, strict=True)
+        found = [place or wall or other for place, wall, other in places]
+        return [found[twins.get(at, at)] for at in range(len(found))]
+
+    def stored_file(self, db: Database, digest: str) -> RawLocation | None:
+        """Where a file with these bytes is stored; None where it is not, or not any more."""
+        place = result_files.stored_place(db, digest)
+        if place and self.has_segment(place.segment, place.offset + place.length):
+            return place
+        return None
+
+    def is_writing(self, segment: str) -> bool:
+        """Whether this process appends to a segment: then nobody removes it."""
+        return any(writer.name == segment for writer in self._writers.values())
 
     def append(
         self, members: Sequence[bytes | None], quarantine: bool = False
@@ -405,7 +438,11 @@ class RawPages(Part):
         cut_uncommitted(self._folder, self._results.segment_end, self._may_cut)
 
     def _keeps(self, outcome: Outcome) -> bool:
-        if self._keep == "none" or outcome.verdict == UNCHANGED:
+        if outcome.verdict == UNCHANGED:
+            return False
+        if is_good_file(outcome):  # its bytes are what was asked for
+            return True
+        if self._keep == "none":
             return False
         return self._keep == "all" or outcome.status is not TaskStatus.COMPLETED
 

@@ -3,16 +3,16 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from crawler.config import program
-from crawler.db import timeline
-from crawler.db.connection import Database, writing
+from crawler.db import result_files, timeline
+from crawler.db.connection import Database, reading, writing
 from crawler.db.store import IN_PENDING, LISTED, NOTED_FILE, Part, as_json
 from crawler.errors import StoreError
-from crawler.models import UNCHANGED, Job, Outcome, Page, RawLocation
+from crawler.models import FILE, GET, UNCHANGED, Job, JobStatus, Outcome, Page, RawLocation
 
 MAX_VALIDATOR_LENGTH = 512
 """A longer ETag is not worth keeping."""
@@ -25,22 +25,29 @@ PRUNED = "pruned "
 
 COLUMNS = """task, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
     fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length, scraped_at,
-    site, site_version, same_as, invalid"""
+    site, site_version, same_as, invalid, seq"""
+LAST_SEQ = "last_seq"
+"""Key in `meta` of the highest number of results that were removed: no number comes again."""
+NEXT_SEQ = f"""1 + max(ifnull((SELECT max(seq) FROM results), 0),
+    ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{LAST_SEQ}'), 0))"""
+"""The number of the next result in the order of commits; only one connection writes at a time."""
 IS_STORED = """(r.raw_segment IS NULL
     OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"""
 """Whether the segment of a result's page is known, or the result has none."""
-_SAME_CONTENT = """SELECT ifnull(same_as, task) FROM results
+_SAME_CONTENT = """SELECT ifnull((SELECT id FROM tasks WHERE id = same_as), task) FROM results
     WHERE substr(body_sha256, 1, 12) = ?1 AND body_sha256 = ?2 LIMIT 1"""
 """The first task with the same content; `substr` is the index's."""
-_FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
+_FIELDS = f"""r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
     r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority, t.attempts,
     r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length, r.site, r.site_version,
     (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as), r.invalid, t.role, t.depth,
-    (SELECT p.task_id FROM tasks p WHERE p.id = t.parent), t.method, t.body"""
+    (SELECT p.task_id FROM tasks p WHERE p.id = t.parent), t.method, t.body,
+    {result_files.LINKED}"""
 _PLACE = re.compile(r"\[\d+\]")
 _RESULT = f"""
     SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
+_RESULT_IN_ORDER = _RESULT.replace(_FIELDS, f"{_FIELDS}, r.seq")
 _INPUT_ROWS = """
     CREATE TEMP TABLE input_rows AS
     SELECT file_number AS file, source_line AS line, source_item AS item, id AS task, 0 AS linked
@@ -60,6 +67,19 @@ _INPUT_ROW = f"""
     WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 
+class Following(NamedTuple):
+    """Results behind a number, in the order of their commits."""
+
+    results: tuple[tuple[int, dict[str, Any]], ...]
+    """Each with its number."""
+    seq: int
+    """Up to here all was read: the next ones are behind it."""
+    is_last: bool
+    """Whether there was nothing more at that moment."""
+    is_complete: bool
+    """Whether nothing more will come: the job has ended, or is no longer there."""
+
+
 class Results(Part):
     """Reads results, and the pages that they name."""
 
@@ -72,13 +92,14 @@ class Results(Part):
         before: float | None = None,
         only_pending: bool = False,
         roles: Sequence[str] = (),
+        site: str | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Results in the order of their tasks, read some at a time.
 
         `since` and `before` are times of scraping; `only_pending` leaves out what has left
-        pending/; `roles` are those of a crawl's tasks.
+        pending/; `roles` are those of a crawl's tasks, and `site` is the one whose file made them.
         """
-        for _, result in self.read_numbered(job, since, limit, before, only_pending, roles):
+        for _, result in self.read_numbered(job, since, limit, before, only_pending, roles, site):
             yield result
 
     def read_numbered(
@@ -89,9 +110,10 @@ class Results(Part):
         before: float | None = None,
         only_pending: bool = False,
         roles: Sequence[str] = (),
+        site: str | None = None,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The same, each with the number of its task."""
-        condition, values = matching(job, since, roles)
+        condition, values = matching(job, since, roles, site)
         if before is not None:
             condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
         if only_pending:
@@ -138,6 +160,56 @@ class Results(Part):
                 return
             last = rows[-1][0]
             limit = limit and limit - size
+
+    # In the order of commits
+
+    def last_seq(self) -> int:
+        """The number of the newest result; also of one that was removed since."""
+        return int(self._db.value(f"SELECT {NEXT_SEQ}")) - 1
+
+    def task_of(self, seq: int) -> str | None:
+        """The id of the task whose result has this number."""
+        task_id: str | None = self._db.value(
+            "SELECT task_id FROM results JOIN tasks ON id = task WHERE seq = ?", (seq,)
+        )
+        return task_id
+
+    def has_site(self, site: str) -> bool:
+        """Whether a result was made by this site's file."""
+        return self._db.one("SELECT 1 FROM results WHERE site = ? LIMIT 1", (site,)) is not None
+
+    def behind(
+        self, seq: int, job: Job | None = None, roles: Sequence[str] = (), site: str | None = None
+    ) -> Following:
+        """The next results behind a number, in the order of their commits.
+
+        They are of one moment, and at most as many as are read at a time.
+        """
+        condition, values = matching(job, None, roles, site)
+        db = self._db
+        with reading(db):
+            scanned = db.column(
+                "SELECT seq FROM results WHERE seq > ? ORDER BY seq LIMIT ?",
+                (seq, MAX_RESULTS_PER_READ),
+            )
+            last = scanned[-1] if scanned else seq
+            sizes = db.all(
+                f"""SELECT r.seq, octet_length(r.record)
+                    FROM results r JOIN tasks t ON t.id = r.task
+                    WHERE r.seq > ? AND r.seq <= ? AND {condition} ORDER BY r.seq""",
+                (seq, last, *values),
+            )
+            end = _end_that_fits(sizes) or last
+            rows = db.all(
+                f"""{_RESULT_IN_ORDER} WHERE r.seq > ? AND r.seq <= ? AND {condition}
+                    ORDER BY r.seq""",
+                (seq, end, *values),
+            )
+            is_last = end == last and len(scanned) < MAX_RESULTS_PER_READ
+            status = job and db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
+        results = tuple((row[-1], _as_dict(row[:-1])) for row in rows)
+        ended = job is not None and status in (None, JobStatus.DONE)
+        return Following(results, end, is_last, is_last and ended)
 
     def newest(
         self, job: Job | None, limit: int, roles: Sequence[str] = ()
@@ -249,12 +321,19 @@ class Results(Part):
         )
         return RawLocation(segment=row[0], offset=row[1], length=row[2]) if row else None
 
+    def file_place(self, task_id: str) -> RawLocation | None:
+        """Where the file is that a task has brought."""
+        number = self._db.value("SELECT id FROM tasks WHERE task_id = ?", (task_id,))
+        return None if number is None else self.page_of(number)
+
     def page_url_at(self, task: int, place: RawLocation) -> str:
-        """The URL that the page at this place came from; empty where the result does not say."""
+        """The URL that the page at this place came from; empty where the result does not say: the
+        page of an unchanged one is an earlier one's, and the same file may have other URLs."""
         url = self._db.value(
-            """SELECT final_url FROM results
-               WHERE task = ? AND raw_segment = ? AND raw_offset = ? AND verdict <> ?""",
-            (task, place.segment, place.offset, UNCHANGED),
+            """SELECT final_url FROM results JOIN tasks ON id = task
+               WHERE task = ? AND raw_segment = ? AND raw_offset = ? AND verdict <> ?
+               AND method <> ?""",
+            (task, place.segment, place.offset, UNCHANGED, FILE),
             default="",
         )
         return str(url)
@@ -343,7 +422,7 @@ def _insert_unchanged(db: Database, outcome: Outcome, page: Page) -> None:
         f"""INSERT INTO results ({COLUMNS})
             SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
                 parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site,
-                site_version, ifnull(same_as, task), invalid
+                site_version, ifnull(same_as, task), invalid, {NEXT_SEQ}
             FROM results WHERE task = ?6""",
         (outcome.task.id, page.status, UNCHANGED, page.fetch_s * 1000, page.fetched_at,
          known and known.task),
@@ -364,7 +443,7 @@ def _insert_new(
     db.execute(
         f"""INSERT INTO results ({COLUMNS})
             VALUES (?3, ?4, ?5, ?6, ?7, ?8, ?9, ?2, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-                ?19, ({_SAME_CONTENT}), ?20)""",
+                ?19, ({_SAME_CONTENT}), ?20, {NEXT_SEQ})""",
         (digest[:12], digest, outcome.task.id, _text(outcome.record), page.final_url, page.status,
          content_type, outcome.verdict or "ok", len(page.body), page.fetch_s * 1000,
          outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
@@ -389,13 +468,13 @@ def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> Non
     if etag or last_modified:
         db.execute(
             """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method = 'GET'""",
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
             """DELETE FROM validators WHERE url_key = (
-                   SELECT url_key FROM tasks WHERE id = ? AND method = 'GET')""",
+                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE'))""",
             (task,),
         )
 
@@ -433,7 +512,8 @@ def insert_carried(
     number = _insert_row(db, "tasks", task)
     digest = result["body_sha256"]
     same_as = db.value(_SAME_CONTENT, (digest[:12], digest))
-    _insert_row(db, "results", {**result, "task": number, "same_as": same_as})
+    seq = db.value(f"SELECT {NEXT_SEQ}")
+    _insert_row(db, "results", {**result, "task": number, "same_as": same_as, "seq": seq})
     _insert_row(db, "outbox", {"task": number, "state": "held", "created_at": now})
     timeline.note(db, number, "unbundled", detail, now)
     return number
@@ -445,6 +525,17 @@ def _insert_row(db: Database, table: str, columns: Mapping[str, Any]) -> int:
         f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values())
     )
     return db.last_insert_rowid()
+
+
+def number_again(db: Database) -> None:
+    """Give a new number to results that have none, or that of another."""
+    tasks = db.column(
+        """SELECT task FROM results r WHERE typeof(seq) <> 'integer'
+           OR EXISTS (SELECT 1 FROM results o WHERE o.seq = r.seq AND o.task < r.task)
+           ORDER BY scraped_at, task"""
+    )
+    for task in tasks:
+        db.execute(f"UPDATE results SET seq = {NEXT_SEQ} WHERE task = ?", (task,))
 
 
 def set_place(db: Database, task: int, place: RawLocation) -> None:
@@ -504,10 +595,21 @@ def _batches(db: Database, tasks: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
+def _end_that_fits(sizes: Sequence[tuple[int, int]]) -> int | None:
+    """The last of these numbers up to which the records fit in memory together; None: all do."""
+    total = 0
+    for place, (_, size) in enumerate(sizes):
+        total += size
+        if place and total > MAX_RECORD_BYTES_PER_READ:
+            return sizes[place - 1][0]
+    return None
+
+
 def matching(
-    job: Job | None, since: float | None, roles: Sequence[str] = ()
+    job: Job | None, since: float | None, roles: Sequence[str] = (), site: str | None = None
 ) -> tuple[str, tuple[Any, ...]]:
-    """The condition for results of a job, shared ones too, that were scraped since then."""
+    """The condition for results of a job, shared ones too, that were scraped since then, for tasks
+    of these roles, and by the file of this site."""
     condition = "1"
     values: list[Any] = []
     if job:
@@ -520,6 +622,9 @@ def matching(
     if roles:
         condition += f" AND t.role {LISTED}"
         values.append(as_json(list(roles)))
+    if site is not None:
+        condition += " AND r.site = ?"
+        values.append(site)
     return condition, tuple(values)
 
 
@@ -536,7 +641,7 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status,
      verdict, job, queue, priority, attempts, parser, parser_version, segment, offset, length,
      site, site_version, same_as, invalid, role, depth, parent, method,
-     body) = row  # fmt: skip
+     body, files) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     result = {
         "task_id": task_id,
@@ -564,10 +669,12 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
     }
     if role:
         result |= {"role": role, "depth": depth, "parent": parent}
-        if method != "GET":
+        if method != GET:
             result |= {"method": method, "body": body}
     if invalid:
         result["invalid"] = _decoded(task_id, invalid, list[str])
+    if files:
+        result["files"] = _decoded(task_id, files, list[dict[str, Any]])
     return result
 
 
@@ -580,8 +687,11 @@ def _decoded(task_id: str, text: str, kind: Any = dict[str, Any]) -> Any:
 
 
 def page_url(result: Mapping[str, Any]) -> str:
-    """The URL that the stored page of a result came from; empty where it is an earlier result's."""
-    return "" if result["verdict"] == UNCHANGED else str(result["final_url"])
+    """The URL that the stored page of a result came from; empty where it may be another result's:
+    an unchanged page, or a file that is stored once for all its URLs."""
+    if result["verdict"] == UNCHANGED or result.get("method") == FILE:
+        return ""
+    return str(result["final_url"])
 
 
 def agrees(db: Database, task_id: str, file: Mapping[str, Any]) -> bool:

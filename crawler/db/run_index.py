@@ -47,6 +47,15 @@ class RunIndex:
             (key, parcel, at, url, verdict, data),
         )
 
+    def find(self, run: Run, key: bytes, parcel: str) -> tuple[str, bytes | None] | None:
+        """Return the verdict and the record of a page, under its parcel or under none."""
+        row = self._db.one(
+            f"""SELECT verdict, data FROM {run} WHERE key = ?1 AND parcel IN (?2, '')
+                ORDER BY parcel = ?2 DESC LIMIT 1""",
+            (key, parcel),
+        )
+        return row and (row[0], row[1])
+
     def in_both(self) -> Iterator[tuple[str, bytes, bytes]]:
         """Yield URL, record in A and record in B of each page with results in both."""
         yield from self._db.execute(

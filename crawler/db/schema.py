@@ -41,6 +41,8 @@ _TRACKED = re.compile(
 
 WITH_IMPORTS = 5
 """The first schema that has the files of each job."""
+WITH_NUMBERS = 11
+"""The first schema that has results in the order of their commits."""
 
 
 def migrate(connection: Database, path: Path) -> None:

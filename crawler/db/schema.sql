@@ -374,7 +374,7 @@
     ALTER TABLE tasks ADD COLUMN depth INTEGER NOT NULL DEFAULT 0; -- links between a start and it
     ALTER TABLE tasks ADD COLUMN hops INTEGER NOT NULL DEFAULT 0;  -- redirects that led to it
     ALTER TABLE tasks ADD COLUMN parent INTEGER;     -- the task on whose page its link was
-    ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, FORM, SITEMAP
+    ALTER TABLE tasks ADD COLUMN method TEXT NOT NULL DEFAULT 'GET'; -- GET, FORM, SITEMAP, LINKS
     ALTER TABLE tasks ADD COLUMN body TEXT NOT NULL DEFAULT '';
     ALTER TABLE tasks ADD COLUMN modified_at REAL;   -- when its page last changed, by a sitemap
     ALTER TABLE tasks ADD COLUMN list_crc32 INTEGER; -- of the links on the list's page before it
@@ -398,3 +398,180 @@
     -- Why a record is not valid, as a JSON list.
     ALTER TABLE results ADD COLUMN invalid TEXT;
     ALTER TABLE exports ADD COLUMN roles TEXT;       -- a JSON list: of tasks of these roles only
+
+-- Schema 10
+    -- The calls that begin crawls of sites: of scrape_site_task, of an orchestrator, of a schedule.
+    -- A call that comes again, whatever was killed in between, finds its job here.
+    CREATE TABLE site_calls (
+        call_id  TEXT PRIMARY KEY,
+        job_id   INTEGER NOT NULL,
+        site     TEXT NOT NULL,
+        group_id TEXT,                               -- of calls that were made together
+        at       REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX site_calls_by_group ON site_calls(group_id) WHERE group_id NOT NULL;
+
+    -- How far each entry of config/schedules.yaml is.
+    CREATE TABLE schedules (
+        name   TEXT PRIMARY KEY,
+        rule   TEXT NOT NULL,                        -- when it runs; another rule begins anew
+        period REAL NOT NULL,                        -- the last one that is not to run any more
+        ran_at REAL,                                 -- when that one ran; null: before it was known
+        problems TEXT                                -- why sites could not begin, as JSON
+    ) WITHOUT ROWID;
+
+    -- The queue is no part of what a crawl is known by: an urgent call continues the open one.
+    UPDATE OR IGNORE jobs SET key = substr(key, 1, 70) WHERE key GLOB 'crawl:*:*';
+
+-- Schema 11
+    -- Results in the order of their commits, by one number that never comes again: what follows
+    -- them continues behind the last one that it has. A record that is replaced gets a new number.
+    ALTER TABLE results ADD COLUMN seq INTEGER;
+    UPDATE results SET seq = n FROM (
+        SELECT r.task AS task, row_number() OVER (ORDER BY o.created_at, r.task) AS n
+        FROM results r LEFT JOIN outbox o ON o.task = r.task) AS numbered
+    WHERE numbered.task = results.task;
+    CREATE INDEX results_by_seq ON results(seq);
+    ALTER TABLE exports ADD COLUMN site TEXT;        -- results of this site only
+
+    -- Earlier records of results: a later parser has made another one of the same page. They come
+    -- from nowhere else, nor does what people said about pairs: so both tables have row numbers, and
+    -- a repair reads each of their pages by itself.
+    CREATE TABLE record_versions (
+        task           INTEGER NOT NULL,
+        version        INTEGER NOT NULL,             -- from 1, the oldest
+        record         TEXT NOT NULL,
+        invalid        TEXT,
+        parser         TEXT NOT NULL,
+        parser_version TEXT NOT NULL,
+        site           TEXT NOT NULL,
+        site_version   TEXT NOT NULL,
+        replaced_at    REAL NOT NULL,
+        PRIMARY KEY (task, version)
+    );
+
+    -- Things that the key of a site identifies, whatever page and job they came from.
+    CREATE TABLE listings (
+        id          INTEGER PRIMARY KEY,
+        site        TEXT NOT NULL,
+        key         TEXT NOT NULL,
+        url         TEXT NOT NULL,                   -- where it was seen last
+        url_key     BLOB NOT NULL,
+        record      TEXT NOT NULL,
+        record_hash TEXT NOT NULL,                   -- of the fields that count as changes
+        page_hash   TEXT NOT NULL,                   -- of the page's content
+        price       REAL,                            -- the last one that it had
+        currency    TEXT,
+        first_seen  REAL NOT NULL,
+        last_seen   REAL NOT NULL,                   -- on its page, or by its link in a crawl
+        fetched_at  REAL NOT NULL,                   -- when its page was fetched last
+        changed_at  REAL,                            -- null: never since it was first seen
+        gone_at     REAL,
+        sold_at     REAL,
+        unchanged   INTEGER NOT NULL DEFAULT 0,      -- fetches in a row that changed nothing
+        missed      INTEGER NOT NULL DEFAULT 0,      -- whole crawls in a row that did not see it
+        task        INTEGER NOT NULL,                -- whose result it was seen in last
+        job_id      INTEGER,                         -- that saw it last
+        matched     INTEGER NOT NULL DEFAULT 0       -- 1: compared with other sites since it changed;
+                                                     -- every reason to compare it again takes 1 away
+    );
+    CREATE UNIQUE INDEX listings_by_key ON listings(site, key);
+    CREATE INDEX listings_by_url ON listings(url_key);
+    CREATE INDEX listings_to_match ON listings(id) WHERE matched < 1;
+    CREATE INDEX listings_by_task ON listings(task);
+    CREATE INDEX listings_by_state ON listings(site, iif(sold_at IS NOT NULL, 'sold',
+        iif(gone_at IS NOT NULL, 'gone', 'active')));
+    CREATE INDEX listings_missed ON listings(site) WHERE missed > 0 AND gone_at IS NULL;
+
+    -- Other URLs that led to a listing, by redirects or in earlier crawls.
+    CREATE TABLE listing_urls (
+        url_key BLOB NOT NULL,
+        listing INTEGER NOT NULL,
+        PRIMARY KEY (url_key, listing)
+    ) WITHOUT ROWID;
+    CREATE INDEX listing_urls_by_listing ON listing_urls(listing);
+
+    -- Pages that showed the key of a listing with another record than its own page, in one crawl.
+    CREATE TABLE listing_conflicts (
+        listing     INTEGER NOT NULL,
+        url_key     BLOB NOT NULL,                   -- of the page's request, with the body of a form
+        body        TEXT NOT NULL,
+        url         TEXT NOT NULL,
+        record_hash TEXT NOT NULL,
+        job_id      INTEGER NOT NULL,                -- the last crawl in which that was so
+        PRIMARY KEY (listing, url_key, body)
+    ) WITHOUT ROWID;
+    CREATE INDEX listing_conflicts_by_job ON listing_conflicts(job_id);
+
+    CREATE TABLE listing_changes (
+        id      INTEGER PRIMARY KEY,
+        listing INTEGER NOT NULL,
+        at      REAL NOT NULL,
+        kind    TEXT NOT NULL,                       -- new, changed, gone, back, sold, corrected
+        fields  TEXT,                                -- JSON: the old and the new value of each
+        task    INTEGER,                             -- whose page showed it
+        job_id  INTEGER                              -- without a page: the crawl that it missed
+    );
+    CREATE INDEX listing_changes_by_listing ON listing_changes(listing);
+    CREATE INDEX listing_changes_by_time ON listing_changes(at);
+
+    -- Each change of a price; a first price is none.
+    CREATE TABLE price_history (
+        id                INTEGER PRIMARY KEY,
+        listing           INTEGER NOT NULL,
+        at                REAL NOT NULL,
+        price             REAL NOT NULL,
+        currency          TEXT,
+        previous_price    REAL NOT NULL,
+        previous_currency TEXT,
+        task              INTEGER NOT NULL
+    );
+    CREATE INDEX price_history_by_listing ON price_history(listing);
+
+    -- What a person noted at a visit of the place.
+    CREATE TABLE viewings (
+        id      INTEGER PRIMARY KEY,
+        listing INTEGER NOT NULL,
+        at      REAL NOT NULL,
+        note    TEXT NOT NULL
+    );
+    CREATE INDEX viewings_by_listing ON viewings(listing);
+
+    -- Two listings of different sites that may be the same thing; `a` is the lower number.
+    CREATE TABLE listing_pairs (
+        a             INTEGER NOT NULL,
+        b             INTEGER NOT NULL,
+        confidence    REAL NOT NULL,                 -- 0 to 1
+        reasons       TEXT NOT NULL,                 -- JSON
+        discrepancies TEXT NOT NULL,                 -- JSON
+        matched_at    REAL NOT NULL,
+        decision      TEXT,                          -- same, different: what a person said
+        decided_at    REAL,
+        PRIMARY KEY (a, b)
+    );
+    CREATE INDEX listing_pairs_by_b ON listing_pairs(b);
+
+    -- Listings that share a block are compared with each other, and no others are.
+    CREATE TABLE listing_blocks (
+        block   INTEGER NOT NULL,                    -- a hash of what its listings have in common
+        listing INTEGER NOT NULL,
+        PRIMARY KEY (block, listing)
+    ) WITHOUT ROWID;
+    CREATE INDEX listing_blocks_by_listing ON listing_blocks(listing);
+
+    -- What stored images look like, once for each content.
+    CREATE TABLE image_looks (
+        sha256 TEXT PRIMARY KEY,
+        dhash  TEXT                                  -- 16 hex digits; null: no usable image
+    ) WITHOUT ROWID;
+
+    -- The images and documents that a record names, each a task of the same job.
+    CREATE TABLE result_files (
+        task     INTEGER NOT NULL,                   -- whose record names it
+        position INTEGER NOT NULL,
+        field    TEXT NOT NULL,
+        url      TEXT NOT NULL,
+        url_key  BLOB NOT NULL,
+        PRIMARY KEY (task, position)
+    ) WITHOUT ROWID;
+    CREATE INDEX result_files_by_url ON result_files(url_key, task);

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from crawler.db import timeline
 from crawler.db.connection import Database
-from crawler.db.results import COLUMNS
+from crawler.db.results import COLUMNS, NEXT_SEQ
 from crawler.db.store import HELD, LISTED, as_json
 from crawler.models import Outcome
 
@@ -125,7 +125,7 @@ def complete(
         f"""INSERT INTO results ({COLUMNS})
             SELECT value, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
                 fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length,
-                scraped_at, site, site_version, ifnull(same_as, task), invalid
+                scraped_at, site, site_version, ifnull(same_as, task), invalid, {NEXT_SEQ} + key
             FROM json_each(?) CROSS JOIN results WHERE task = ?""",
         (chosen, leader),
     )

@@ -50,6 +50,10 @@ COUNTS_FOR = """(j.id = t.job_id
 """Whether job j counts task t."""
 IN_PENDING = "o.state <> 'synced' AND o.archived_at IS NULL"
 """Whether the result of an outbox row o lies in pending/."""
+REMOVING = "removing job "
+"""Prefix of the key in `meta` of a job that `prune` removes, see `db/retention.py`."""
+IS_REMOVED = f"EXISTS (SELECT 1 FROM meta WHERE key = '{REMOVING}' || {{job}})"
+"""Whether `prune` removes a job: nobody may count on its tasks any more."""
 LISTED = "IN (SELECT value FROM json_each(?))"
 """One of the values of a JSON list, see `as_json`."""
 

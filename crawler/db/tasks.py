@@ -12,6 +12,7 @@ from crawler.db.connection import Database, writing
 from crawler.db.store import (
     COUNTS_FOR,
     HELD,
+    IS_REMOVED,
     LISTED,
     THEIRS,
     Connections,
@@ -21,6 +22,7 @@ from crawler.db.store import (
 )
 from crawler.errors import UrlError, UsageError
 from crawler.models import (
+    LINKS,
     NO_DEADLINE,
     Job,
     NewTask,
@@ -89,9 +91,10 @@ class Tasks(Part):
         return self._db.one("SELECT 1 FROM tasks WHERE task_id = ?", (task_id,)) is not None
 
     def for_url(self, url_key: bytes) -> list[int]:
-        """The tasks for a URL, the newest first."""
+        """The tasks that fetch a URL, the newest first."""
         return self._db.column(
-            "SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,)
+            "SELECT id FROM tasks WHERE url_key = ? AND method <> ? ORDER BY id DESC",
+            (url_key, LINKS),
         )
 
     def find(self, text: str) -> list[int]:
@@ -334,7 +337,8 @@ class Tasks(Part):
     ) -> list[int]:
         """Tasks that can be tried again: not a Gateway's without a URL."""
         return self._durable.column(
-            """SELECT id FROM tasks t WHERE id > ?1 AND url <> ''
+            f"""SELECT id FROM tasks t WHERE id > ?1 AND url <> ''
+               AND NOT {IS_REMOVED.format(job="job_id")}
                AND status IN (SELECT value FROM json_each(?2))
                AND (?3 IS NULL OR error_type = ?3)
                AND (?4 IS NULL OR job_id = ?4

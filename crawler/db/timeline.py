@@ -124,15 +124,18 @@ class Timeline(Part):
         )
         return dict(zip(_RESULT_COLUMNS, row, strict=True)) if row else None
 
-    def exports(self, task: int, result: dict[str, Any]) -> list[tuple[float, str, str, int]]:
-        """The exports that a task's result was in: time, file, format and number of results."""
+    def exports(self, task: int, result: dict[str, Any]) -> list[tuple[float, str, str, int, bool]]:
+        """The exports that a task's result was in: time, file, format, number of results, and
+        whether its record was replaced since."""
         return self._db.all(
-            """SELECT at, file, format, results FROM exports
+            """SELECT at, file, format, results, EXISTS (SELECT 1 FROM events
+                   WHERE task = ?4 AND kind = 'replayed' AND id > horizon) FROM exports
                WHERE horizon >= ?1 AND (since IS NULL OR since <= ?2)
                AND (job_id IS NULL OR job_id = ?3 OR EXISTS (
                    SELECT 1 FROM job_links l WHERE l.task = ?4 AND l.job_id = exports.job_id))
                AND (roles IS NULL OR (SELECT role FROM tasks WHERE id = ?4) IN (
                    SELECT value FROM json_each(roles)))
+               AND (site IS NULL OR site = (SELECT site FROM results WHERE task = ?4))
                ORDER BY at""",
             (result["event"] or 0, result["scraped_at"], result["job_id"], task),
         )
@@ -170,6 +173,7 @@ class Timeline(Part):
         results: int,
         horizon: int,
         roles: Sequence[str] = (),
+        site: str | None = None,
     ) -> None:
         """Note that results were handed over, except in a store that can only be read.
 
@@ -180,8 +184,8 @@ class Timeline(Part):
         storable = file.encode("utf-8", "replace").decode()
         with writing(self._durable):
             self._durable.execute(
-                """INSERT INTO exports (at, file, format, job_id, since, results, horizon, roles)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+                """INSERT INTO exports (at, file, format, job_id, since, results, horizon, roles,
+                       site) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                 (
                     self._store.now(),
                     storable,
@@ -191,5 +195,6 @@ class Timeline(Part):
                     results,
                     horizon,
                     as_json(list(roles)) if roles else None,
+                    site,
                 ),
             )

@@ -53,9 +53,10 @@ class ReparsedPage(NamedTuple):
     invalid: tuple[str, ...] = ()
 
 
-Reparse = Callable[[str, str, str, bytes], ReparsedPage | None]
+Reparse = Callable[[str, str, str, bytes, str], ReparsedPage | None]
 """Parses a stored page again, given the task's URL, the final URL, the header block and the body
-as received. Returns None if the page has no record."""
+as received; for a file that a record names, also the name of the site that names it. Returns None
+if the page has no record."""
 
 
 class Context:
@@ -123,7 +124,7 @@ def examine(
     """Run all checks; later ones build on earlier ones."""
     from crawler.doctor import ledger, machine, pages
 
-    settings, finding = _load_settings(environ)
+    settings, finding = load_settings(environ)
     yield finding
     context = Context(settings, repair, progress, reparse)
     installed: dict[str, Check] = {
@@ -136,7 +137,7 @@ def examine(
         yield from _run(installed | {"redis": machine.check_redis_server}, context)
         return
     guard.check_kernel(context.folder)
-    with _exclusive(context) as refusal:
+    with exclusive(context) as refusal:
         if refusal:
             yield Finding("repair", "wrong", f"nothing is repaired: {refusal[0]}", refusal[1])
             context.repair = False
@@ -149,6 +150,7 @@ def examine(
         yield from _run(installed | basics, context)
         if context.ledger_is_sound:
             contents: dict[str, Check] = {
+                "removals": ledger.check_removals,
                 "books": ledger.check_balance,
                 # Before leases: freeing those truncates segments to the end that the ledger knows.
                 "segments": pages.check_segments,
@@ -184,7 +186,7 @@ def _run(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
             yield Finding(name, "wrong", f"the check failed: {error}")
 
 
-def _load_settings(environ: Mapping[str, str]) -> tuple[Settings, Finding]:
+def load_settings(environ: Mapping[str, str]) -> tuple[Settings, Finding]:
     """Load the settings. If one is invalid, load as many as the checks need."""
     try:
         settings = config.load(environ)
@@ -227,7 +229,7 @@ def listed(shown: list[str], total: int) -> str:
 
 
 @contextmanager
-def _exclusive(context: Context) -> Iterator[tuple[str, str | None] | None]:
+def exclusive(context: Context) -> Iterator[tuple[str, str | None] | None]:
     """Keep stacks and other processes out of the store during a repair. Yields why that is
     impossible, and the command that helps, or None."""
     if not context.repair:

@@ -9,12 +9,12 @@ import apsw
 
 from crawler import times
 from crawler.config import failpoint, program
-from crawler.db import guard, owners, schema
-from crawler.db.connection import open_to_read, reading
+from crawler.db import guard, owners, retention, schema
+from crawler.db.connection import open_to_read, reading, writing
 from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.jobs import Jobs, index_faults
 from crawler.db.pending import later_results
-from crawler.db.store import Opened
+from crawler.db.store import IS_REMOVED, Opened
 from crawler.doctor import Context, Observation, repair_command, resume_command
 from crawler.doctor.reconciliation import (
     CLOSED_TOO_EARLY,
@@ -233,13 +233,15 @@ _IMBALANCES = {
         SELECT count(*) FROM tasks
         WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')
           AND id NOT IN (SELECT task FROM reports)""",
-    "tasks of missing jobs": """
+    "tasks of missing jobs": f"""
         SELECT count(*) FROM tasks
-        WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)""",
+        WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)
+          AND NOT {IS_REMOVED.format(job="job_id")}""",
     "rows of input that refer to missing tasks": """
         SELECT count(*) FROM job_links WHERE task NOT IN (SELECT id FROM tasks)""",
-    "tasks found on the pages of missing tasks": """
-        SELECT count(*) FROM tasks WHERE parent NOT IN (SELECT id FROM tasks)""",
+    "tasks found on the pages of missing tasks": f"""
+        SELECT count(*) FROM tasks WHERE parent NOT IN (SELECT id FROM tasks)
+          AND NOT {IS_REMOVED.format(job="job_id")}""",
     "jobs with another number of rows than were imported": """
         SELECT count(*) FROM jobs
         WHERE (size, linked, rejected) <> (
@@ -289,6 +291,19 @@ def _imbalance(context: Context) -> str:
     unknown = sum(1 for _ in later_results(context.db, context.folder / "pending"))
     counts["results in pending/ that this ledger does not know"] = unknown
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def check_removals(context: Context) -> Iterator[Observation]:
+    """Report jobs that a killed `prune` has not removed completely."""
+    left = ", ".join(name for _, name in retention.begun(context.db))
+    if left and context.repair:
+        context.close()
+        with context.lpm() as lpm, writing(lpm.store.durable):
+            lpm.files.remove_all(retention.remove_all(lpm.store.durable))
+        yield Observation("mended", f"the removal of {left} was broken off; it is complete now")
+    elif left:
+        what = f"{left}: removed, but not all rows have gone yet; the next removal continues"
+        yield Observation("note", what, f"{program()} prune --jobs --older-than 90d")
 
 
 def check_jobs(context: Context) -> Iterator[Observation]:

@@ -16,7 +16,7 @@ import psutil
 import redis
 
 from crawler import __version__
-from crawler.config import program
+from crawler.config import argument, program
 from crawler.db import owners
 from crawler.doctor import (
     Context,
@@ -131,12 +131,25 @@ def _file_system(path: str) -> str:
 def check_sites(context: Context) -> Iterator[Observation]:
     """Check the files in `config/`: workers do not start with a broken one."""
     from crawler import sites as files
+    from crawler.sites.schedulefile import SCHEDULES
 
     folder, rate = context.settings.config_dir, context.settings.rate
-    if found := files.faults(folder, rate):
-        for fault in found:
-            yield Observation("wrong", str(fault), "correct that line: no worker starts before")
-    elif names := files.load(folder, rate).names:
+    found = files.faults(folder, rate)
+    for fault in found:
+        what = "no worker"
+        if fault.path == str(folder / SCHEDULES):
+            what = "no beat"
+        yield Observation("wrong", str(fault), f"correct that line: {what} starts before")
+    secrets = files.check_secrets(folder, rate)
+    for fault in secrets.faults:
+        fix = "mend the file, or the key `secrets`: no crawl of the site by its name begins before"
+        yield Observation("wrong", str(fault), fix)
+    for file in secrets.exposed:
+        what = f"others than its owner may use the secrets in {file}"
+        yield Observation("note", what, f"chmod 600 {argument(str(file))}")
+    if found or secrets.faults:
+        return
+    if names := files.load(folder, rate).names:
         yield Observation("ok", f"{len(names)} files in {folder / 'sites'} are good")
     else:
         yield Observation("ok", "no site has a file of its own")
@@ -191,7 +204,7 @@ def check_processes(context: Context) -> Iterator[Observation]:
 
 
 def _processes(stack: Stack) -> dict[str, ProcessMark]:
-    names = ("supervisor", "redis", "worker", "agent", "flower")
+    names = ("supervisor", "redis", "worker", "agent", "beat", "flower")
     marks = {name: getattr(stack, name) for name in names}
     return {name: mark for name, mark in marks.items() if mark}
 

@@ -18,7 +18,7 @@ from crawler import urls
 from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
-from crawler.db.results import PRUNED, agrees, encoded_reasons
+from crawler.db.results import NEXT_SEQ, PRUNED, agrees, encoded_reasons
 from crawler.db.store import Opened
 from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Observation, listed, repair_command
@@ -452,7 +452,7 @@ def _expected_files(context: Context, before: float) -> tuple[set[str], set[str]
 # Lost results, rebuilt from their stored pages
 
 _LOST_RESULTS = """
-    SELECT t.id, t.url, c.at, c.detail
+    SELECT t.id, t.url, c.at, c.detail, iif(t.method = 'FILE', t.body, '')
     FROM tasks t JOIN events c
         ON c.id = (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')
     WHERE t.status IN ('pending', 'expired') AND t.id NOT IN (SELECT task FROM results)
@@ -482,9 +482,9 @@ def rebuild_results(context: Context) -> Iterator[Observation]:
     with context.lpm() as lpm:
         now, db = lpm.now(), lpm.store.durable
         with writing(db):
-            for task, url, at, told in lost:
+            for task, url, at, told, named_by in lost:
                 completed = msgspec.json.decode(told, type=_Completed)
-                result = _rebuilt(context, url, at, completed)
+                result = _rebuilt(context, url, at, completed, named_by)
                 if result is None:
                     continue
                 checksum = zlib.crc32(result["record"].encode())
@@ -507,9 +507,11 @@ def rebuild_results(context: Context) -> Iterator[Observation]:
         yield Observation("mended", what)
 
 
-def _rebuilt(context: Context, url: str, at: float, completed: _Completed) -> dict[str, Any] | None:
+def _rebuilt(
+    context: Context, url: str, at: float, completed: _Completed, named_by: str
+) -> dict[str, Any] | None:
     """Return the columns of a result, except its task; None if its page cannot be read, or has no
-    record any more."""
+    record any more. `named_by` is the site that names a file."""
     place = completed.raw
     if place is None or context.reparse is None:
         return None
@@ -517,7 +519,9 @@ def _rebuilt(context: Context, url: str, at: float, completed: _Completed) -> di
         record = zlib.decompress(raw_pages.member(context.folder / "raw", place), wbits=31)
         fields, head, received = raw_pages.response(record)
         final_url, date = _field(fields, b"WARC-Target-URI: "), _field(fields, b"WARC-Date: ")
-        parsed = context.reparse(url, final_url, head, received)
+        if named_by:  # the same bytes may have come from another URL first
+            final_url = url
+        parsed = context.reparse(url, final_url, head, received, named_by)
     except (CrawlerError, ValueError, zlib.error):
         return None
     if parsed is None:
@@ -556,7 +560,8 @@ def _timestamp(date: str, default: float) -> float:
 
 
 def _store(db: Database, task: int, result: dict[str, Any], at: float, now: float) -> None:
-    insert_row(db, "results", {"task": task, **result})
+    seq = db.value(f"SELECT {NEXT_SEQ}")
+    insert_row(db, "results", {"task": task, **result, "seq": seq})
     db.execute(
         """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL,
                error_message = NULL, completed_at = ?

@@ -10,22 +10,33 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from crawler import urls
-from crawler.db import jobs, links, raw_pages, timeline
+from crawler.db import jobs, links, raw_pages, result_files, retention, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.pending import is_whole
-from crawler.db.results import PRUNED, encoded_reasons
+from crawler.db.results import PRUNED, encoded_reasons, number_again
 from crawler.doctor import listed
 from crawler.errors import CrawlerError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.fetch.wire import stored_values
 from crawler.files import read_regular, set_aside
-from crawler.models import NO_DEADLINE, QUEUES, UNCHANGED, RawLocation, Role, encoded_input
+from crawler.models import (
+    FILE,
+    GET,
+    NO_DEADLINE,
+    QUEUES,
+    UNCHANGED,
+    Method,
+    RawLocation,
+    Role,
+    TaskStatus,
+    encoded_input,
+)
 
 TEMP_TABLES = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
@@ -36,8 +47,9 @@ TEMP_TABLES = """
 """`indexed`: what the indexes say about tasks whose rows are lost. `no_input`: tasks whose input
 is lost. `parents`: the task ids of the parents of tasks that were rebuilt."""
 STORED_EVENT = """
-    (SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"""
-"""The entry of the timeline that was written together with result r."""
+    (SELECT max(id) FROM events
+     WHERE task = r.task AND kind IN ('completed', 'unbundled', 'replayed'))"""
+"""The entry of the timeline that was written together with the record of result r."""
 _UNKNOWN_STATE = "state NOT IN ('ready', 'synced', 'rejected', 'held')"
 UNKNOWN_STATES = f"""
     (SELECT count(*) FROM outbox WHERE {_UNKNOWN_STATE})
@@ -80,7 +92,6 @@ _KEY_OF_UNKNOWN_FILE = "salvaged "
 _TASK_ID = re.compile("[0-9a-f]{32}")
 MAX_COUNT = 1_000_000_000
 """No task is tried more often."""
-_GAPS_KEY = "known_gaps"
 _MAX_SHOWN = 8
 _MAX_PAGE_BYTES = 1 << 30
 
@@ -96,6 +107,8 @@ def reconcile(
     done: dict[str, int] = {}
     with writing(db):
         db.execute(TEMP_TABLES)
+        for task_id in retention.remove_all(db):  # else their files would bring them back
+            (pending / f"{task_id}.json").unlink(missing_ok=True)
         jobs = count_rows(db, "jobs")
         # A task that was completed needs its result, too. Those are put back next.
         db.execute(
@@ -103,14 +116,14 @@ def reconcile(
         )
         done["tasks that ended as their timelines say"] = db.changes()
         done |= _reconcile_results(db, pending, raw, now)
+        number_again(db)
         done |= _reconcile_outbox(db, now)
         done["tasks pending again, because their results are lost"] = _reopen_tasks(db, now)
         db.execute(
             f"""UPDATE tasks
                 SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
                 WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
-                   OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped',
-                                     'expired')"""
+                   OR status NOT IN {(*map(str, TaskStatus),)}"""
         )
         done["tasks pending again, because their state is unknown"] = db.changes()
         _rebuild_jobs(db, now)
@@ -152,6 +165,13 @@ class Maker(msgspec.Struct, frozen=True):
     version: str
 
 
+class LinkedFile(msgspec.Struct, frozen=True):
+    """A file that a record names."""
+
+    field: str
+    url: str
+
+
 class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     """A result as its file in pending/ has it."""
 
@@ -176,9 +196,10 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None
     depth: int = 0
     parent: str | None = None
-    method: Literal["GET", "POST", "FORM"] = "GET"
+    method: Method = GET
     body: str = ""
     invalid: list[str] = []
+    files: list[LinkedFile] = []
 
     @property
     def makes_sense(self) -> bool:
@@ -288,6 +309,9 @@ def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now
         "invalid": encoded_reasons(result.invalid),
     }
     insert_row(db, "results", columns)
+    if result.files:
+        files = [(file.field, _address_of(file.url)) for file in result.files]
+        result_files.link(db, task, files)
     return True
 
 
@@ -297,7 +321,7 @@ def _has_noted_record(db: Database, task: int, result: PendingResult) -> bool:
     row = db.one(
         """SELECT id, at, json_extract(detail, '$.record_crc32') FROM events
            WHERE id = (SELECT max(id) FROM events
-                       WHERE task = ? AND kind IN ('completed', 'unbundled'))""",
+                       WHERE task = ? AND kind IN ('completed', 'unbundled', 'replayed'))""",
         (task,),
     )
     if row is None or result.verdict == UNCHANGED:
@@ -336,8 +360,8 @@ def _correct_record(db: Database, pending: Path, task: int, task_id: str, now: f
     If the file has the same record as the ledger, the checksum is damaged. If all three differ,
     nothing tells which one is right.
     """
-    [(record, event, checksum)] = db.all(
-        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32')
+    [(record, event, checksum, seq)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32'), seq
             FROM results r JOIN events e ON e.id = {STORED_EVENT}
             WHERE r.task = ?""",
         (task,),
@@ -350,6 +374,8 @@ def _correct_record(db: Database, pending: Path, task: int, task_id: str, now: f
         _forget_checksum(db, event)
         return True
     db.execute("DELETE FROM results WHERE task = ?", (task,))
+    if isinstance(seq, int):
+        retention.note_seq(db, seq)
     _set_aside(pending, task_id, now)  # else it would pass for a result that the ledger has lost
     return False
 
@@ -373,9 +399,10 @@ def _set_aside(pending: Path, task_id: str, now: float) -> None:
 def _task_at_same_place(db: Database, result: PendingResult) -> tuple[int, bool] | None:
     """Return the task of the result with the same stored page, and whether the task has a row.
 
-    An unchanged page has the place of an earlier one, so it identifies nothing.
+    An unchanged page has the place of an earlier one, and a file that of the same bytes, so these
+    identify nothing.
     """
-    if result.raw is None:
+    if result.raw is None or result.method == FILE:
         return None
     row = db.one(
         """SELECT task, task IN (SELECT id FROM tasks) FROM results
@@ -553,7 +580,8 @@ def _rebuild_tasks(db: Database) -> int:
                parcel_id = ifnull(i.parcel_id, tasks.parcel_id),
                method = ifnull(i.method, tasks.method),
                body = ifnull(i.body, tasks.body),
-               role = ifnull(tasks.role, iif(i.method IS NULL, NULL, 'index'))
+               role = ifnull(tasks.role, CASE WHEN i.method = 'FILE' THEN 'file'
+                   WHEN i.method NOT NULL THEN 'index' END)
            FROM indexed i WHERE i.id = tasks.id"""
     )
     # A task without a role would be fetched again by its crawl. Which one it had is not known.
@@ -719,7 +747,8 @@ def _raise_file_counts(db: Database) -> None:
     """Correct the jobs' counts of files: a new file must not get a number that rows already
     have."""
     numbers = " UNION ALL ".join(
-        f"SELECT max(file_number) AS number FROM {table} WHERE job_id = jobs.id"
+        f"""SELECT max(file_number) AS number FROM {table}
+            WHERE job_id = jobs.id AND source_line NOT NULL"""
         for table in ("tasks", "job_links", "rejected_rows")
     )
     db.execute(
@@ -744,7 +773,7 @@ def _restore_keys(db: Database) -> None:
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """Numbers without a row. No row is ever removed, so each is a lost one."""
+    """Numbers without a row. Each is a lost one, except those of removed jobs, which are noted."""
 
     tasks: int = 0
     events: int = 0
@@ -770,14 +799,15 @@ class _JobRows(msgspec.Struct, frozen=True):
 def _note_losses(db: Database, now: float, noted_files: bool) -> dict[str, int]:
     """Note at each job what it has lost. Returns the counts. Part of a transaction."""
     gaps, known, within_jobs = _gaps(db), _known_gaps(db), _gaps_within_jobs(db)
+    unknown = max(0, gaps.tasks - known.tasks)  # the tasks of removed jobs leave gaps in others
     _remove_references(db)
     left = msgspec.json.encode(_gaps(db)).decode()
-    insert_row(db, "meta", {"key": _GAPS_KEY, "value": left}, "INSERT OR REPLACE")
+    insert_row(db, "meta", {"key": retention.KNOWN_GAPS, "value": left}, "INSERT OR REPLACE")
     lost = sum(
-        _note_losses_of_job(db, job, within_jobs.get(job.id, 0), now)
+        _note_losses_of_job(db, job, min(unknown, within_jobs.get(job.id, 0)), now)
         for job in _jobs(db, noted_files)
     )
-    without_job = max(0, gaps.tasks - known.tasks - lost)
+    without_job = max(0, unknown - lost)
     if without_job:
         what = f"{without_job:,} tasks were lost, and with them which job they were of"
         _note(db, _make_job(db, None, "lost-tasks", now), what, now)
@@ -789,7 +819,7 @@ def _note_losses(db: Database, now: float, noted_files: bool) -> dict[str, int]:
 
 def _remove_references(db: Database) -> None:
     """Remove rows that refer to a lost task: SQLite gives its number to a new one."""
-    for table in ("job_links", "events", "validators", "reports"):
+    for table in ("job_links", "events", "validators", "reports", "record_versions"):
         db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
     db.execute("UPDATE tasks SET parent = NULL WHERE parent NOT IN (SELECT id FROM tasks)")
 
@@ -821,7 +851,7 @@ def _gaps_within_jobs(db: Database) -> dict[int, int]:
 
 def _known_gaps(db: Database) -> Gaps:
     """Return the gaps that an earlier repair noted."""
-    noted = db.value("SELECT value FROM meta WHERE key = ?", (_GAPS_KEY,), "{}")
+    noted = db.value("SELECT value FROM meta WHERE key = ?", (retention.KNOWN_GAPS,), "{}")
     try:
         return msgspec.json.decode(noted, type=Gaps)
     except msgspec.DecodeError:

@@ -17,9 +17,10 @@ import apsw
 import msgspec
 
 from crawler import urls
-from crawler.db import schema
+from crawler.db import retention, schema
 from crawler.db.connection import Database, connect, writing
 from crawler.db.jobs import can_read_options
+from crawler.db.results import LAST_SEQ
 from crawler.db.store import row_crc32
 from crawler.doctor.reconciliation import (
     MAX_COUNT,
@@ -31,7 +32,7 @@ from crawler.doctor.reconciliation import (
     wrong_records,
 )
 from crawler.errors import StoreError, UrlError
-from crawler.models import Role
+from crawler.models import FILE, FORM, GET, LINKS, METHODS, QUEUES, SITEMAP, JobStatus, Role
 from crawler.urls import Address
 
 Value = int | float | str | bytes | None
@@ -45,8 +46,23 @@ SENSELESS = {
                  OR at NOT BETWEEN 0 AND 4e9""",
     "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
     "crawl_counts": "typeof(count) <> 'integer' OR count < 0",
+    "listings": """NOT json_valid(record) OR json_type(record) <> 'object'
+                   OR length(record_hash) <> 64""",
+    "listing_changes": """kind NOT IN ('new', 'changed', 'gone', 'back', 'sold', 'corrected')
+                          OR NOT json_valid(ifnull(fields, '{}'))""",
+    "price_history": "at NOT BETWEEN 0 AND 4e9",
+    "viewings": "at NOT BETWEEN -1e12 AND 1e12",
+    "listing_pairs": """a >= b OR confidence NOT BETWEEN 0 AND 1
+                        OR NOT json_valid(reasons) OR json_type(reasons) <> 'object'
+                        OR NOT json_valid(discrepancies) OR json_type(discrepancies) <> 'array'
+                        OR decision NOT IN ('same', 'different')""",
+    "record_versions": """version < 1 OR NOT json_valid(record)
+                          OR json_type(record) <> 'object'""",
+    "image_looks": "length(sha256) <> 64 OR length(dhash) <> 16",
+    "losses": "kind NOT IN ('rows', 'pages')",
 }
-"""Conditions for rows that SQLite can read but this program cannot."""
+"""Conditions for rows that SQLite can read but this program cannot, and for rows of other tables
+that look like theirs."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "INTEGER": (int,),
     "REAL": (int, float),
@@ -62,6 +78,12 @@ _INDEXES = {
 }
 _ENTRIES = {"tasks_of_crawl": "role NOT NULL AND source <> 'bundle'"}
 """Conditions of indexes that do not have all tasks; SQLite reads no row of the table for them."""
+_OF_LISTINGS = (
+    "listing_changes", "price_history", "listing_urls", "listing_conflicts", "viewings",
+)  # fmt: skip
+"""Tables whose rows mean nothing without their listing."""
+_MAX_NUMBER = 1 << 53
+"""A higher number of a row is damage."""
 _MAX_SHOWN = 3
 _MAX_URL_SHOWN = 200
 _MAX_VALUE_SHOWN = 80
@@ -76,6 +98,17 @@ class Column(msgspec.Struct, frozen=True):
     key: int
     """Its place in the primary key, from 1; 0 if it is not part of it."""
     has_default: bool
+
+
+class Table(msgspec.Struct, frozen=True):
+    """How the rows of one of the ledger's tables are stored."""
+
+    columns: list[Column]
+    has_rowid: bool
+    is_numbered: bool
+    """Whether its first column is the row's number, which is not among the stored values."""
+    width: int
+    """How many columns the table had when it was new: no row has fewer."""
 
 
 def salvage(
@@ -147,7 +180,7 @@ def _read_all(
         # With the schema that the file was written with: another one has columns that do not
         # exist there, and takes rows of one table for those of another.
         schema.build(fresh, 0, version)
-        tables = {name: _columns(fresh, name) for name in fresh.column(_TABLES)}
+        tables = _tables(version)
         fresh.execute(TEMP_TABLES)
         broken = [name for name in tables if not _read_table(copy, fresh, name, tables[name])]
         _read_leaves(copy, fresh, {name: tables[name] for name in broken})
@@ -155,16 +188,44 @@ def _read_all(
             _read_indexes(copy, fresh)
         if version < len(schema.MIGRATIONS):
             schema.build(fresh, version)
-        for table in ("results", "events", "crawl_counts"):
-            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
-        # A row of another table can look like a loss.
-        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
+        if version >= schema.WITH_NUMBERS:
+            retention.note_seq(fresh, _highest_seq(copy, fresh))
+        for table, senseless in SENSELESS.items():
+            if table != "tasks":
+                fresh.execute(f"DELETE FROM {table} WHERE {senseless}")
+        for table in _OF_LISTINGS:
+            fresh.execute(f"DELETE FROM {table} WHERE listing NOT IN (SELECT id FROM listings)")
+        fresh.execute(
+            """DELETE FROM listing_pairs WHERE a NOT IN (SELECT id FROM listings)
+               OR b NOT IN (SELECT id FROM listings)"""
+        )
         fresh.execute(
             f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
         )
         saved = {name: count_rows(fresh, name) for name in fresh.column(_TABLES)}
         corrected = _correct_values(fresh, pending, _index_lookup(copy))
     return saved, {what: count for what, count in corrected.items() if count}
+
+
+def _highest_seq(copy: Path, fresh: Database) -> int:
+    """Return a number that no result of the damaged ledger was above, whichever rows are lost.
+
+    Each number was given together with an event, and `last_seq` has those of events that were
+    removed since. The index helps where the last events are lost, too.
+    """
+    indexed = 0
+    with _skip_damage(), _opened(copy) as db:
+        if _has_index(db, "results_by_seq", "results"):
+            sql = "SELECT seq FROM results INDEXED BY results_by_seq ORDER BY seq DESC LIMIT 1"
+            indexed = db.value(sql) or 0
+    if not isinstance(indexed, int) or indexed > _MAX_NUMBER:
+        indexed = 0
+    given = fresh.value(
+        """SELECT ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?), 0)
+               + ifnull((SELECT max(id) FROM events WHERE id <= ?), 0)""",
+        (LAST_SEQ, _MAX_NUMBER),
+    )
+    return max(indexed, int(given))
 
 
 # Rows by SQL
@@ -193,30 +254,52 @@ def _columns(db: Database, table: str) -> list[Column]:
     ]
 
 
+def _tables(version: int) -> dict[str, Table]:
+    """Return the tables of a schema."""
+    widths: dict[str, int] = {}
+    with contextlib.closing(Database(":memory:")) as reference:
+        for number in range(version):
+            schema.build(reference, number, number + 1)
+            for name in reference.column(_TABLES):
+                widths.setdefault(name, len(_columns(reference, name)))
+        return {name: _table(reference, name, widths[name]) for name in reference.column(_TABLES)}
+
+
+def _table(db: Database, name: str, width: int) -> Table:
+    columns = _columns(db, name)
+    sql = "SELECT NOT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
+    has_rowid = bool(db.value(sql, (name,)))
+    keys = [column for column in columns if column.key]
+    is_numbered = has_rowid and keys == columns[:1] and columns[0].type == "INTEGER"
+    return Table(columns, has_rowid, is_numbered, width)
+
+
 def _all_columns(db: Database) -> set[tuple[str, str]]:
     return {(table, column.name) for table in db.column(_TABLES) for column in _columns(db, table)}
 
 
-def _has_index(db: Database, name: str) -> bool:
-    """Return whether the definition of an index of the tasks can still be read."""
+def _has_index(db: Database, name: str, table: str = "tasks") -> bool:
+    """Return whether the definition of an index of a table can still be read."""
     sql = "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?"
-    return "tasks" in db.column(sql, (name,))
+    return table in db.column(sql, (name,))
 
 
-def _read_table(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
+def _read_table(copy: Path, fresh: Database, name: str, table: Table) -> bool:
     """Read a table from its beginning, and if that breaks off from its end. Returns whether it was
     read completely."""
+    columns = table.columns
     key = [column.name for column in sorted(columns, key=lambda c: c.key) if column.key]
+    places = ["rowid"] if table.has_rowid else key  # another order would read all rows first
     for order in ("ASC", "DESC"):
         with _skip_damage(), _opened(copy) as db:
-            there = {column.name for column in _columns(db, table)}
+            there = {column.name for column in _columns(db, name)}
             if not there.issuperset(key):
                 return False  # the definition of the table is damaged
             names = [column.name for column in columns if column.name in there]
-            by = ", ".join(f"{name} {order}" for name in key)
-            sql = f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
+            by = ", ".join(f"{place} {order}" for place in places)
+            sql = f"SELECT {', '.join(names)} FROM {name} NOT INDEXED ORDER BY {by}"
             for row in db.execute(sql):
-                _save(fresh, table, names, row)
+                _save(fresh, name, names, row)
             return order == "ASC"
     return False
 
@@ -264,29 +347,44 @@ _DEFAULT_PAGE_BYTES = 4096
 _VALUE_BYTES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 
 
-def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
+def _read_leaves(copy: Path, fresh: Database, tables: dict[str, Table]) -> None:
     """Save the rows of these tables that only the pages of the file still hold."""
     if not tables or not copy.exists() or copy.stat().st_size < 512:
         return
     with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for rowid, values in _rows_of_leaves(data):
-            for table, columns in tables.items():
-                if _fits(columns, values):
-                    names = [column.name for column in columns[: len(values)]]
-                    _save(fresh, table, names, [rowid, *values[1:]])
+            for name, table in tables.items():
+                if not _fits(table, values):
+                    continue
+                names = [column.name for column in table.columns[: len(values)]]
+                row = [rowid, *values[1:]] if table.is_numbered else values
+                if _makes_sense(fresh, name, names, row):
+                    _save(fresh, name, names, row)
                     break
 
 
-def _fits(columns: list[Column], values: list[Value]) -> bool:
+def _fits(table: Table, values: list[Value]) -> bool:
     """Return whether a row can be of a table: its values have the right types, and only columns
     that were added later are missing."""
-    if not values or values[0] is not None:  # the rowid is stored elsewhere
+    columns, first = table.columns, 0
+    if not table.has_rowid or not table.width <= len(values) <= len(columns):
         return False
-    if len(values) > len(columns):
-        return False
+    if table.is_numbered:
+        if values[0] is not None:  # the rowid is stored elsewhere
+            return False
+        first = 1
     if any(column.required and not column.has_default for column in columns[len(values) :]):
         return False
-    return all(map(_fits_column, columns[1 : len(values)], values[1:]))
+    return all(map(_fits_column, columns[first : len(values)], values[first:]))
+
+
+def _makes_sense(fresh: Database, table: str, names: list[str], row: list[Value]) -> bool:
+    """Return whether a row can be of a table by its values, before it keeps out another one."""
+    if table == "tasks" or table not in SENSELESS:  # a task gets another id instead
+        return True
+    given = ", ".join(f"? AS {name}" for name in names)
+    sql = f"SELECT 1 FROM (SELECT {given}) WHERE {SENSELESS[table]}"
+    return fresh.one(sql, tuple(row)) is None
 
 
 def _fits_column(column: Column, value: Value) -> bool:
@@ -405,8 +503,15 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 _NO_COUNT = f"typeof({{0}}) <> 'integer' OR {{0}} NOT BETWEEN 0 AND {MAX_COUNT}"
 _NO_TIME = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
+_METHOD = f"""CASE
+    WHEN role = '{Role.SITEMAP}' THEN '{SITEMAP}'
+    WHEN body = '' THEN '{GET}'
+    WHEN role = '{Role.FILE}' THEN '{FILE}'
+    WHEN body = CAST(parent AS TEXT) THEN '{LINKS}'
+    ELSE '{FORM}' END"""
+"""The method of a task by its other columns."""
 _IMPOSSIBLE_VALUES = {
-    "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
+    "queue": (f"queue NOT IN {QUEUES}", "'default'"),
     "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
     "deadline": (
         _NO_TIME.format("deadline"),
@@ -423,7 +528,7 @@ _IMPOSSIBLE_VALUES = {
     ),
     "input": ("NOT json_valid(input) OR json_type(input) <> 'object'", "NULL"),
     "role": (f"role NOT IN {(*map(str, Role),)}", "'index'"),
-    "method": ("method NOT IN ('GET', 'POST', 'FORM')", "iif(body = '', 'GET', 'FORM')"),
+    "method": (f"method NOT IN {METHODS}", _METHOD),
     "parent": ("typeof(parent) NOT IN ('integer', 'null')", "NULL"),
     "modified_at": ("modified_at NOT BETWEEN -1e12 AND 1e12", "NULL"),
     "list_crc32": ("typeof(list_crc32) NOT IN ('integer', 'null')", "NULL"),
@@ -437,8 +542,8 @@ An unknown queue or priority, or a time in ten thousand years, would keep a task
 claimed.
 """
 _IMPOSSIBLE_IN_JOBS = {
-    "status": ("status NOT IN ('importing', 'open', 'done')", "'open'"),
-    "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
+    "status": (f"status NOT IN {(*map(str, JobStatus),)}", "'open'"),
+    "queue": (f"queue NOT IN {QUEUES}", "'default'"),
     "hold": ("hold NOT IN ('paused', 'cancelled', 'resuming')", "'paused'"),
     "created_at": ("created_at NOT BETWEEN 0 AND 1e12", "0"),
     "completed_at": ("completed_at NOT BETWEEN 0 AND 1e12", "NULL"),

@@ -2,11 +2,12 @@
 
 Each listing can be reached in one way only (`WAYS`), but all are in the sitemaps, and some are
 linked again from other lists: with tracking parameters, with a session's, or by their old path.
+A listing can be changed, go and come back (`Imoti.change`).
 """
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -14,6 +15,7 @@ from html import escape
 from random import Random
 from typing import Any, NamedTuple
 
+from crawler.examples import pictures
 from crawler.examples.server import Listing, Request, Response, integer, not_found, redirect
 
 HOST = "imoti.localhost"
@@ -59,10 +61,18 @@ class Imoti:
 
     host = HOST
 
-    def __init__(self, size: int = 500, seed: int = 1) -> None:
-        self.size, self.seed = size, seed
+    def __init__(
+        self,
+        size: int = 500,
+        seed: int = 1,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.size, self.seed, self._clock = size, seed, clock
         self.edits: dict[int, int] = {}
         """How often a listing was changed since the start (`/_edit?id=…`)."""
+        self._edited_at: dict[int, datetime] = {}
+        self.gone: set[int] = set()
+        """Listings that are gone (`/_gone?id=…`) and not back (`/_back?id=…`)."""
         self._detail = lru_cache(maxsize=10_000)(self._rendered_detail)
 
     # Its truth.
@@ -129,13 +139,25 @@ class Imoti:
     def listings(self, base: str) -> Iterator[Listing]:
         """Yield every listing; `base` is the portal's address."""
         for n in range(self.size):
-            yield Listing(base + self.path(n), WAYS[n % 10], self.record(n, base))
+            if n not in self.gone:
+                yield Listing(base + self.path(n), WAYS[n % 10], self.record(n, base))
+
+    def change(self, how: str, n: int) -> None:
+        """Change listing n: `edit` its price, let it be `gone`, or `back`."""
+        if how == "edit":
+            self.edits[n] = self.edits.get(n, 0) + 1
+            self._edited_at[n] = self._clock()
+            self._detail.cache_clear()
+        elif how == "gone":
+            self.gone.add(n)
+        else:
+            self.gone.discard(n)
 
     def _linked(self, way: str) -> list[int]:
-        return [n for n in range(self.size) if WAYS[n % 10] == way]
+        return [n for n in range(self.size) if WAYS[n % 10] == way and n not in self.gone]
 
     def _modified(self, n: int) -> datetime:
-        return _START + timedelta(hours=n % 1000, days=90 * self.edits.get(n, 0))
+        return self._edited_at.get(n, _START + timedelta(hours=n % 1000))
 
     # Its answers.
 
@@ -144,6 +166,8 @@ class Imoti:
         path = request.path
         if path.startswith("/obiava/"):
             return self._listing(request)
+        if path.startswith("/photos/"):
+            return self._photo(request)
         if path == SALES or path.startswith(f"{SALES}/p-"):
             numbers = self._linked("sale")
             page = integer(path.removeprefix(SALES).removeprefix("/p-") or "1")
@@ -157,7 +181,8 @@ class Imoti:
                 page = integer(request.query.get("page", "1"))
                 return self._list("Наеми", links, page, f"{RENTALS}?page=")
             case "/luks":
-                links = [self._other_link(n) for n in range(0, self.size, 7)]
+                shown = (n for n in range(0, self.size, 7) if n not in self.gone)
+                links = [self._other_link(n) for n in shown]
                 page = integer(request.query.get("page", "1"))
                 return self._list("Лукс", links, page, f"{LUXURY}?page=")
             case "/novi" | "/api/novi":
@@ -168,11 +193,10 @@ class Imoti:
             case "/robots.txt":
                 text = f"User-agent: *\nDisallow: /admin/\nSitemap: {request.base}/sitemap.xml\n"
                 return Response(text.encode(), kind="text/plain")
-            case "/_edit":
+            case "/_edit" | "/_gone" | "/_back":
                 n = self.number(request.query.get("id", ""))
                 if n is not None:
-                    self.edits[n] = self.edits.get(n, 0) + 1
-                    self._detail.cache_clear()
+                    self.change(path.removeprefix("/_"), n)
                 return Response(b"", 204)
         if path == "/sitemap.xml" or path.startswith("/sitemaps/"):
             return self._sitemap(request)
@@ -220,6 +244,8 @@ class Imoti:
         n = self.number(request.path.removeprefix("/obiava/"))
         if n is None:
             return not_found()
+        if n in self.gone:
+            return not_found()._replace(status=410)
         if request.path != self.path(n):
             return redirect(self.path(n), 301)
         body = self._detail(n, request.base)
@@ -230,6 +256,20 @@ class Imoti:
             return Response(b"", 304, headers=headers)
         kind = _PAGE if n % 2 else "text/html"  # the others say it in a meta tag only
         return Response(body, kind=kind, headers=headers)
+
+    def _photo(self, request: Request) -> Response:
+        """A photo of a listing; every fifth listing has the photos of the one before it."""
+        name = request.path.removeprefix("/photos/").removesuffix(".jpg")
+        n, k = self.number(name), integer(name.partition("-")[2])
+        if n is None or k >= self.offer(n).photos:
+            return not_found()
+        chance = Random(self.seed * 1_000_033 + (n - 1 if n % 5 == 3 else n) * 10 + k)
+        rows = [[chance.randint(0, 255) for _ in range(12)] for _ in range(8)]
+        body = pictures.jpeg(rows)
+        tag = f'"{sha256(body).hexdigest()[:16]}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(b"", 304, headers=(("ETag", tag),))
+        return Response(body, kind="image/jpeg", headers=(("ETag", tag),))
 
     def _sitemap(self, request: Request) -> Response:
         base = request.base
@@ -250,6 +290,7 @@ class Imoti:
             f"<url><loc>{base}{self.path(n)}</loc>"
             f"<lastmod>{self._modified(n):%Y-%m-%dT%H:%M:%SZ}</lastmod></url>"
             for n in numbers
+            if n not in self.gone
         )
         packed = gzip.compress(_xml("urlset", text).body, 1, mtime=0)
         return Response(packed, kind="application/gzip") if numbers else not_found()

@@ -4,13 +4,12 @@ Cookies are kept as browsers keep them (RFC 6265bis), with limits on what a serv
 """
 
 import base64
-import hashlib
 import os
 import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
@@ -21,7 +20,7 @@ from crawler import times, urls
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.fetch.egress import Proxy, ip_literal, is_within
 from crawler.fetch.wire import BLANKS, TOKEN, Headers
-from crawler.files import replace_file, replacing
+from crawler.files import SESSION_COOKIES, replace_file, replacing, session_path
 from crawler.locks import open_lock, try_lock
 
 MAX_SIZE = 4096  # bytes of name and value; browsers ignore larger cookies, too
@@ -34,6 +33,13 @@ MAX_FILE = 10_000_000
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NUMBER = re.compile(r"(-?[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?)?")
 """A number as `float()` reads it, without underscores and digits of other scripts."""
+MAX_SECRET_VALUES = 20
+"""Values of a login's cookies that are searched for in pages: a server may renew them often."""
+_SECRET_VALUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^/\s][^\s]{7,}|[^/\s][^\s]{15,}")
+"""What may be the key to a session. A word, a date or a path may stand in any page and in its
+links."""
+_NO_SECRET_NAME = re.compile("[cx]srf", re.IGNORECASE)
+"""Cookies that forms have to repeat; they sign nobody in."""
 _NEVER = 9e15  # expiry of a cookie that lives as long as the process
 
 Key = tuple[str, str, str]
@@ -89,6 +95,8 @@ class Jars:
         for cookie in given:
             self._given.setdefault(urls.domain(cookie.domain), []).append(cookie)
         self._jars: OrderedDict[str, dict[Key, Cookie]] = OrderedDict()
+        self._secret_keys: set[Key] = set()
+        self._secret_values: OrderedDict[str, None] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"Jars({len(self._jars)} domains)"
@@ -134,6 +142,26 @@ class Jars:
         for cookie in cookies:
             self._put(cookie, now, uptime)
 
+    @property
+    def secret_values(self) -> Collection[str]:
+        """The last values of the cookies whose values are to be hidden."""
+        return self._secret_values
+
+    def hide(self, cookies: Iterable[Cookie]) -> None:
+        """Note that the values of these cookies, now and later, are to be hidden."""
+        for cookie in cookies:
+            if not _NO_SECRET_NAME.search(cookie.name):
+                self._secret_keys.add(cookie.key)
+                self._hide_value(cookie)
+
+    def _hide_value(self, cookie: Cookie) -> None:
+        if not _SECRET_VALUE.fullmatch(cookie.value):
+            return
+        self._secret_values[cookie.value] = None
+        self._secret_values.move_to_end(cookie.value)
+        while len(self._secret_values) > MAX_SECRET_VALUES:
+            self._secret_values.popitem(last=False)
+
     def gained(self) -> tuple[Cookie, ...]:
         """Return the cookies that servers have set, with expiries that another boot understands."""
         now, uptime = self._clock(), self._uptime()
@@ -169,6 +197,8 @@ class Jars:
             return
         if old and old.given:
             cookie = msgspec.structs.replace(cookie, given=True)
+        if cookie.key in self._secret_keys:
+            self._hide_value(cookie)
         jar[cookie.key] = cookie
         while len(jar) > MAX_COOKIES or sum(kept.size for kept in jar.values()) > MAX_BYTES:
             for key, kept in jar.items():
@@ -426,17 +456,10 @@ class SessionFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     session: Session
 
 
-def path_of(folder: Path, name: str) -> Path:
-    """Return the file of a job's session: the harmless part of its name, and a hash."""
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40].strip("-")
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-    return folder / f"{plain or 'job'}.{digest}.json"
-
-
 def save(folder: Path, name: str, session: Session) -> None:
     """Write a job's session atomically, readable for its owner only."""
     check(session)
-    path = path_of(folder, name)
+    path = session_path(folder, name)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -449,7 +472,7 @@ def save(folder: Path, name: str, session: Session) -> None:
 
 def load(folder: Path, name: str) -> Session | None:
     """Read a job's session, if it has one; raises `StoreError` if the file is not usable."""
-    path = path_of(folder, name)
+    path = session_path(folder, name)
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=SessionFile)
         check(stored.session)
@@ -509,6 +532,7 @@ class LiveSession:
         self._session = session or Session()
         self._clock, self._file = clock, file
         self._jars = Jars((*self._session.cookies, *self._session.sign_in.cookies), clock)
+        self._jars.hide(self._session.sign_in.cookies)
         self._version = self._seen_version()
         self._look_at = time.monotonic() + REFRESH_S
         self._is_signing_in = False
@@ -523,6 +547,18 @@ class LiveSession:
     def secrets(self) -> dict[str, str]:
         """What `$name` stands for in the forms of a site's file."""
         return self._session.secrets
+
+    @property
+    def hidden_values(self) -> list[str]:
+        """What no stored page may show: secrets, and the cookies of the login."""
+        return [*self._session.secrets.values(), *self._jars.secret_values]
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the operator gave anything that may open pages: cookies, passwords, headers."""
+        given = self._session
+        secret_headers = len(given.headers) > len(harmless(given.headers))
+        return bool(given.cookies or given.credentials or given.secrets or secret_headers)
 
     @property
     def sign_in(self) -> SignIn:
@@ -655,7 +691,7 @@ class LiveSession:
             return
         folder, name = self._file
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = open_lock(path_of(folder, name).with_suffix(".lock"))
+        descriptor = open_lock(session_path(folder, name).with_suffix(".lock"))
         try:
             yield try_lock(descriptor)
         finally:
@@ -689,6 +725,7 @@ class LiveSession:
         is_new = session.sign_in.number != self._session.sign_in.number
         self._session = session
         if is_new:
+            self._jars.hide(session.sign_in.cookies)
             self._jars.put(session.sign_in.cookies)
 
     def _seen_version(self) -> tuple[int, int]:
@@ -696,14 +733,14 @@ class LiveSession:
         if self._file is None:
             return 0, 0
         try:
-            status = path_of(*self._file).stat()
+            status = session_path(*self._file).stat()
         except OSError:
             return 0, 0
         return status.st_mtime_ns, status.st_ino
 
 
 def _branch_path(folder: Path, job: str, name: str) -> Path:
-    return path_of(folder, job).with_suffix(f".{name}.cookies")
+    return session_path(folder, job).with_suffix(f".{name}{SESSION_COOKIES}")
 
 
 def _without_sign_in(session: Session) -> Session:
@@ -724,7 +761,7 @@ class Sessions:
         thread may be using it.
         """
         try:
-            changed = path_of(self._folder, name).stat().st_mtime_ns
+            changed = session_path(self._folder, name).stat().st_mtime_ns
         except OSError:
             changed = 0
         known = self._live.get(name)

@@ -332,11 +332,7 @@ class Sync:
         if not ready:
             return ()
         name, new = ready[0].batch, tuple[OutgoingResult, ...]()
-        records = dict(self._lpm.results.of_tasks([result.task for result in ready]))
-        texts = {
-            result.task: msgspec.json.encode(self._as_sent(result, records[result.task]))
-            for result in ready
-        }
+        texts = self._texts(ready)
         if name is None:
             ready = self._first_batch(ready, texts)
             keys = {result.task: self._key(result) for result in ready}
@@ -344,8 +340,18 @@ class Sync:
             unknown = {keys[each.task]: each for each in ready if keys[each.task] not in known}
             new = tuple(unknown.values())
             [name] = self._lpm.outbox.begin_batches([ready], keys)
+            # Read again: until the request was begun, a replay may have replaced a record.
+            texts = self._texts(ready)
         body = b"[" + b",".join(texts[result.task] for result in ready) + b"]"
         return (Batch(name, tuple(ready), body, new),)
+
+    def _texts(self, ready: Sequence[OutgoingResult]) -> dict[int, bytes]:
+        """Return each result as it is sent, by its task."""
+        records = dict(self._lpm.results.of_tasks([result.task for result in ready]))
+        return {
+            result.task: msgspec.json.encode(self._as_sent(result, records[result.task]))
+            for result in ready
+        }
 
     def _ready_results(self, without: Sequence[str]) -> Sequence[OutgoingResult]:
         """Return the results of a batch that was begun, or new ones that may be sent."""

@@ -50,6 +50,8 @@ class Exported(msgspec.Struct, frozen=True):
     """Results, or with `all_rows` rows of input."""
     results: int
     pages: int
+    files: int = 0
+    """Images and documents; those that were in the folder already are not counted."""
 
 
 class PendingFiles(msgspec.Struct, frozen=True):
@@ -126,17 +128,21 @@ def export(
     job: Job | None = None,
     since: float | None = None,
     roles: Sequence[str] = (),
+    site: str | None = None,
     all_rows: bool = False,
     columns: Sequence[str] = (),
     pages: Path | None = None,
+    files: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
     """Write results to a file that appears whole or not at all.
 
     With `all_rows`, every row of the jobs' input is written. With `pages`, the decoded page of each
-    result is also written to a file in that folder.
+    result is also written to a file in that folder. With `files`, so are the images and documents
+    that records name, each once, and the records say where.
     """
     from crawler.results import formats
+    from crawler.results.files import FileWriter
 
     last_event = lpm.timeline.last_event()
     jobs = [job]
@@ -145,6 +151,7 @@ def export(
     page_writer = None
     if pages:
         page_writer = _PageWriter(lpm, job, pages)
+    file_writer = files and FileWriter(lpm, files)
     results_of_job = [0] * len(jobs)
     rows_read = 0
 
@@ -154,7 +161,7 @@ def export(
             if all_rows and each:
                 found = lpm.results.input_rows(each)
             else:
-                found = lpm.results.read(each, since, roles=roles)
+                found = lpm.results.read(each, since, roles=roles, site=site)
             for row in found:
                 failpoint("exporting")
                 rows_read += 1
@@ -162,7 +169,7 @@ def export(
                     results_of_job[number] += 1
                     if page_writer:
                         page_writer.write(row)
-                yield row
+                yield file_writer.with_paths(row) if file_writer else row
 
     what = "results"
     if all_rows:
@@ -170,11 +177,11 @@ def export(
     done = "written"
     if form in TABLES:
         done = "read"
-    with _opened(target, form in formats.BINARY, lpm.folder) as out:
+    with opened(target, form in formats.BINARY, lpm.folder) as out:
         sink = formats.Sink(
             out=out,
             name=target.name,
-            folder=_folder_of(target),
+            folder=folder_of(target),
             raw=lpm.raw,
             place=partial(_place, lpm, job),
             say=say,
@@ -187,15 +194,17 @@ def export(
         os.sync()  # once, not for each of a hundred thousand files
         if written < total:
             say(f"{total - written:,} results have no stored page")
+    files_written = file_writer.finish(say) if file_writer else 0
     file = "-"
     if str(target) != "-":
         file = str(target.absolute())
     for each, count in zip(jobs, results_of_job, strict=True):
-        lpm.timeline.note_export(file, form, each, since, count, last_event, roles)
-    return Exported(rows_read, total, written)
+        lpm.timeline.note_export(file, form, each, since, count, last_event, roles, site)
+    return Exported(rows_read, total, written, files_written)
 
 
-def _folder_of(target: Path) -> Path | None:
+def folder_of(target: Path) -> Path | None:
+    """Return the folder of a file to write; None for stdout."""
     if str(target) == "-":
         return None
     return Path(os.path.realpath(target)).parent
@@ -237,7 +246,8 @@ def _page_ending(head: str) -> str:
 
 
 @contextmanager
-def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
+def opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
+    """Open the target of an export, which appears whole or not at all."""
     if str(target) != "-" or not binary:
         with whole_file(target, store) as out:
             yield out

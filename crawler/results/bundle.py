@@ -29,7 +29,7 @@ import msgspec
 
 from crawler import __version__, urls
 from crawler.config import failpoint
-from crawler.db import raw_pages, timeline
+from crawler.db import raw_pages, result_files, timeline
 from crawler.db.connection import Database
 from crawler.db.imports import add_to_size
 from crawler.db.results import encoded_reasons, insert_carried, iso, set_place
@@ -37,9 +37,10 @@ from crawler.errors import FetchError, InputError, StoreError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Job, RawLocation, Role, encoded_input
+from crawler.models import FILE, GET, NO_DEADLINE, Job, Method, RawLocation, Role, encoded_input
 from crawler.results import whole_file
 from crawler.results.archive import BATCH_SIZE, ZSTD_OPTIONS, maintenance_lock
+from crawler.sites.crawlfile import MAX_FILE_BYTES
 
 if sys.version_info >= (3, 14):
     from compression.zstd import DecompressionParameter, ZstdError, ZstdFile
@@ -118,6 +119,13 @@ class Maker(msgspec.Struct, frozen=True):
     version: str
 
 
+class LinkedFile(msgspec.Struct, frozen=True):
+    """A file that a record names; what became of it is in its own result."""
+
+    field: str
+    url: str
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a line of `records/` that the ledger stores."""
 
@@ -144,8 +152,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None
     depth: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     parent: str | None = None
-    method: Literal["GET", "POST", "FORM"] = "GET"
+    method: Method = GET
     body: str = ""
+    files: list[LinkedFile] = []
 
 
 def bundle(
@@ -431,7 +440,7 @@ class _Reader:
         """Return the name and size of a member; its header must be exactly the writer's."""
         try:
             info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
-            if info.size > _MAX_MEMBER_OVERHEAD + self._max_body:
+            if info.size > _MAX_MEMBER_OVERHEAD + max(self._max_body, MAX_FILE_BYTES):
                 raise self._bad(
                     f"{info.name} has {info.size:,} bytes, more than a bundle's members have; "
                     "if its pages are that large, raise CRAWLER_MAX_BODY"
@@ -454,6 +463,8 @@ class _Reader:
         try:
             record = msgspec.json.decode(line, type=Record)
             urls.parse(record.url)
+            for file in record.files:
+                urls.parse(file.url)
         except (msgspec.DecodeError, ValueError, UrlError, RecursionError) as error:
             raise self._bad(f"{name}, line {place}: {error}") from None
         return record
@@ -470,7 +481,10 @@ class _Reader:
             if not is_next or not begin < end <= len(raw):
                 raise self._bad(f"{where} is not where its record says")
             try:
-                check_page(raw[begin:end], record.raw_html_hash, self._max_body)
+                limit = self._max_body
+                if record.method == FILE:
+                    limit = max(limit, MAX_FILE_BYTES)
+                check_page(raw[begin:end], record.raw_html_hash, limit)
             except ValueError as error:
                 raise self._bad(f"{where} cannot be used: {error}") from None
             pages += 1
@@ -521,7 +535,7 @@ def _store(
             if fresh and job:
                 records = [record for record, _ in fresh.values()]
                 insert = _Insert(records, job, source, reader, lpm.now())
-                lpm.save_carried([page for _, page in fresh.values()], insert)
+                lpm.save_carried(_each_file_once(lpm, list(fresh.values())), insert)
                 failpoint("unbundled")
             others = [(record, page) for record, page in batch if record.task_id in known]
             added_pages += _add_pages(lpm, others, reader, source)
@@ -541,6 +555,22 @@ def _store(
         job=job.name if job else None,
         checksum=reader.checksum,
     )
+
+
+def _each_file_once(
+    lpm: LocalPersistenceManager, fresh: Sequence[tuple[Record, bytes | None]]
+) -> list[bytes | None]:
+    """Return the pages of results without the files that this ledger has, or that come twice."""
+    pages: list[bytes | None] = []
+    seen: set[str] = set()
+    for record, page in fresh:
+        digest, is_new = record.raw_html_hash, True
+        if record.method == FILE and page:
+            stored = lpm.pages.stored_file(lpm.store.durable, digest)
+            is_new = stored is None and digest not in seen
+            seen.add(digest)
+        pages.append(page if is_new else None)
+    return pages
 
 
 def _add_pages(
@@ -584,6 +614,8 @@ class _Insert:
     ) -> None:
         self._records, self._job, self._source = records, job, source
         self._reader, self._now = reader, now
+        self._files: dict[str, RawLocation] = {}
+        """By digest: files of this transaction."""
 
     def __call__(self, db: Database, places: Sequence[RawLocation | None]) -> list[int]:
         tasks = [
@@ -593,8 +625,21 @@ class _Insert:
         add_to_size(db, self._job, len(tasks))
         return tasks
 
+    def _place_of_file(
+        self, db: Database, record: Record, place: RawLocation | None
+    ) -> RawLocation | None:
+        """Return where a file is: here, or where the same bytes were stored before."""
+        digest = record.raw_html_hash
+        if place:
+            self._files[digest] = place
+        elif record.raw:
+            place = self._files.get(digest) or result_files.stored_place(db, digest)
+        return place
+
     def _insert(self, db: Database, record: Record, place: RawLocation | None) -> int:
         address, carried = urls.parse(record.url), record.carried
+        if record.method == FILE:
+            place = self._place_of_file(db, record, place)
         data = msgspec.json.encode(record.data)
         task = {
             "task_id": record.task_id,
@@ -651,4 +696,8 @@ class _Insert:
             detail["external_id"] = carried.external_id
         if place:
             detail["raw"] = place
-        return insert_carried(db, task, result, detail, self._now)
+        number = insert_carried(db, task, result, detail, self._now)
+        if record.files:
+            named = [(file.field, urls.parse(file.url)) for file in record.files]
+            result_files.link(db, number, named)
+        return number

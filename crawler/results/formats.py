@@ -53,8 +53,15 @@ BASE_COLUMNS: dict[str, type] = {
     "raw_length": int,
 }
 """Columns of every table, with their types."""
-LAST_COLUMNS: dict[str, type] = {"role": str, "depth": int, "parent": str, "invalid": str}
-"""Columns of tables with results of a crawl, or with invalid ones."""
+LAST_COLUMNS: dict[str, type] = {
+    "role": str,
+    "depth": int,
+    "parent": str,
+    "invalid": str,
+    "files": str,
+    "path": str,
+}
+"""Columns of tables with results of a crawl, with invalid ones, or with files."""
 MAX_DEPTH = 4
 """Levels of objects in a record that become columns; deeper ones are JSON."""
 MAX_COLUMNS_BEYOND_LIMIT = 20_000
@@ -83,6 +90,16 @@ Results = Iterable[Mapping[str, Any]]
 T = TypeVar("T")
 
 
+class Shape(NamedTuple):
+    """What is exported: how one of them becomes a row, and the columns that every table has."""
+
+    title: str
+    flatten: Callable[[Mapping[str, Any]], Row]
+    base_columns: Mapping[str, type]
+    last_columns: Mapping[str, type]
+    """Columns that a table has if some row has them."""
+
+
 # Flat rows
 
 
@@ -96,19 +113,27 @@ def flatten(result: Mapping[str, Any]) -> Row:
         row |= {name: result[name] for name in ("role", "depth", "parent")}
     if "invalid" in result:
         row["invalid"] = _cell(result["invalid"])
+    if "files" in result:
+        row["files"] = " | ".join(file.get("path") or file["url"] for file in result["files"])
+    if "path" in result:
+        row["path"] = result["path"]
     parser, raw = result["parser"] or {}, result["raw"] or {}
     row["parser"], row["parser_version"] = parser.get("name"), parser.get("version")
     row |= {f"raw_{part}": raw.get(part) for part in ("segment", "offset", "length")}
     for name, value in result["input"].items():
         _add(row, f"input.{name}", _cell(value))
-    _spread(row, "data", result["data"] or {}, 1)
+    spread(row, "data", result["data"] or {})
     return row
 
 
-def _spread(row: Row, path: str, fields: Mapping[str, Any], depth: int) -> None:
+RESULTS = Shape("Results", flatten, BASE_COLUMNS, LAST_COLUMNS)
+
+
+def spread(row: Row, path: str, fields: Mapping[str, Any], depth: int = 1) -> None:
+    """Add the fields of a record to a row, each under its path."""
     for name, value in fields.items():
         if isinstance(value, dict) and depth < MAX_DEPTH:
-            _spread(row, f"{path}.{name}", value, depth + 1)
+            spread(row, f"{path}.{name}", value, depth + 1)
         else:
             _add(row, f"{path}.{name}", _cell(value))
 
@@ -202,7 +227,7 @@ class Table:
 
 @contextmanager
 def spooled_table(
-    results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int
+    results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int, shape: Shape = RESULTS
 ) -> Iterator[Table]:
     """Read the results once into a temporary file in a folder, to know all columns before the first
     row is written.
@@ -210,11 +235,11 @@ def spooled_table(
     If there are more columns than the limit, those with the most rows are kept. Otherwise a few
     pages with hundreds of unusual fields would push out the usual ones.
     """
-    seen = dict.fromkeys(BASE_COLUMNS, 0)
+    seen = dict.fromkeys(shape.base_columns, 0)
     left_out, unknown = set[str](), 0
     with tempfile.TemporaryFile(dir=folder) as spool:
         for result in results:
-            row = flatten(result)
+            row = shape.flatten(result)
             spool.write(msgspec.json.encode(row) + b"\n")
             for name, value in row.items():
                 if name in seen:
@@ -229,7 +254,7 @@ def spooled_table(
                 unknown = _TEXT
         if len(seen) > limit - 1:
             _leave_out(seen, limit - 1, left_out)
-        yield Table(spool, _columns(seen, bool(left_out)), len(left_out))
+        yield Table(spool, _columns(seen, bool(left_out), shape), len(left_out))
 
 
 def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
@@ -243,18 +268,18 @@ def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
             left_out.add(name)
 
 
-def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
+def _columns(seen: Mapping[str, int], folded: bool, shape: Shape) -> dict[str, type]:
     given = [name for name in seen if name.startswith("input.")]
     found = sorted(name for name in seen if name.startswith("data."))
     # A field that is null in some records and an object in others needs the object's columns only.
     objects = {name[:at] for name in found for at, sign in enumerate(name) if sign == "."}
     found = [name for name in found if seen[name] % _ROW or name not in objects]
     columns = {name: _type(seen[name] % _ROW) for name in (*found, *given)}
-    for name, kind in BASE_COLUMNS.items():
+    for name, kind in shape.base_columns.items():
         columns[name] = kind
         if name == "message" and "line" in seen:
             columns["line"] = int
-    columns |= {name: kind for name, kind in LAST_COLUMNS.items() if name in seen}
+    columns |= {name: kind for name, kind in shape.last_columns.items() if name in seen}
     if folded:
         more = "data.more"
         while more in columns:
@@ -314,6 +339,7 @@ class Sink(NamedTuple):
     """Reports progress, and what a reader of the file should know."""
     columns: Sequence[str] = ()
     """The columns of a table; empty for all."""
+    shape: Shape = RESULTS
 
 
 def with_progress(
@@ -466,7 +492,7 @@ def _typed(values: Iterable[Any], kind: type) -> list[Any]:
 
 @contextmanager
 def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
-    with spooled_table(results, sink.folder, limit) as table:
+    with spooled_table(results, sink.folder, limit, sink.shape) as table:
         if sink.columns:
             yield table.only(sink.columns)
             return
@@ -481,10 +507,10 @@ def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
 
 def write_md(results: Results, sink: Sink) -> None:
     """Write a section per result; nothing of a page can act as markup."""
-    sink.out.write(b"# Results\n")
+    sink.out.write(f"# {sink.shape.title}\n".encode())
     for result in results:
-        row = flatten(result)
-        title = (result["data"] or {}).get("title")
+        row = sink.shape.flatten(result)
+        title = (result.get("data") or result).get("title")
         if not isinstance(title, str) or not title.strip():
             title = row["url"] or f"line {row.get('line')}"
         heading = escape_markdown(title, _MAX_TITLE_LENGTH)
@@ -510,11 +536,15 @@ def write_warc(results: Results, sink: Sink) -> None:
     """Write the stored pages to one .warc.gz, each as it is in raw/."""
     sink.out.write(raw_pages.warcinfo(sink.name))
     lacking = 0
+    written: set[tuple[str, int]] = set()
     for result in results:
         place = sink.place(result)
         if place is None:
             lacking += 1
             continue
+        if (place.segment, place.offset) in written:  # unchanged, or a file with several URLs
+            continue
+        written.add((place.segment, place.offset))
         raw_pages.read(sink.raw, place, page_url(result))  # raises if the page is damaged
         sink.out.write(raw_pages.member(sink.raw, place))
     if lacking:

@@ -9,7 +9,7 @@ from selectolax.lexbor import LexborHTMLParser
 from crawler.errors import UrlError
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
-from crawler.models import CrawlOptions, LeftOut, Link, Page, Role, Task
+from crawler.models import FORM, GET, SITEMAP, CrawlOptions, LeftOut, Link, Page, Role, Task
 from crawler.scraping import scope
 from crawler.scraping.scope import OUT, Scope
 from crawler.sites import Site, links, scrapers, structured
@@ -18,15 +18,14 @@ from crawler.sites.links import FoundLink, FoundLinks
 from crawler.sites.live import LiveSites
 from crawler.sites.page_view import PageView
 from crawler.sites.sitemaps import Sitemap
-from crawler.urls import Address, parse, split
+from crawler.urls import Address, parse, parse_link
 
 MAX_REMEMBERED = 100_000
 """Links whose fate a process remembers for each crawl."""
 MAX_SITEMAP_LEVELS = 5
 """Indexes of sitemaps within each other; their number is in `hops`."""
-SITEMAP = "SITEMAP"
-"""The method of sitemaps: a page may link to one, and is another task then."""
 _LINKS_PER_LOOK = 500
+_SLASHES = ("/", "\\")
 
 
 class Followed(NamedTuple):
@@ -50,6 +49,13 @@ class LinkFilter:
         """By URL: the guard that left it out, or nothing where it is known or out of scope."""
         self._waiting: dict[str, Link] = {}
         """By URL: links of pages that are not committed yet, without a rule."""
+        self._known_paths: dict[str, set[str]] = {}
+        """By origin: paths that pages there have linked to again, of URLs that `_decided` has with
+        nothing."""
+
+    def without_memory(self) -> "LinkFilter":
+        """Return a filter for the same crawl that also gives links which a limit has left out."""
+        return LinkFilter(self.options, self._sites)
 
     def follow(self, task: Task, found: FoundLinks, budget: Budget) -> Followed:
         """Return the tasks for the links of a task's page."""
@@ -64,7 +70,7 @@ class LinkFilter:
             url = chosen.absolute(link.href)
             guard = self._decided.get(url)
             if guard is None:
-                guard = self._decide(task, url, link.role, link.list_crc32, chosen.tasks)
+                guard = self._decide(chosen, url, link.role, link.list_crc32)
             if guard:
                 chosen.count(guard, url)
         return chosen.followed()
@@ -72,8 +78,9 @@ class LinkFilter:
     def _follow_all(self, chosen: "_Chosen", hrefs: Sequence[str]) -> None:
         """Follow links without a rule. Most of them are on every page: no parser sees these
         again."""
-        task, decided, waiting = chosen.task, self._decided, self._waiting
-        depth = task.depth + 1
+        decided, waiting, depth = self._decided, self._waiting, chosen.task.depth + 1
+        known_paths = self._known_paths.get(chosen.origin, frozenset[str]())
+        hrefs = [href for href in hrefs if href not in known_paths]
         for href in hrefs:
             url = chosen.absolute(href)
             guard = decided.get(url)
@@ -82,17 +89,18 @@ class LinkFilter:
                 if known and known.depth == depth and known.loopback == chosen.passes_loopback(url):
                     chosen.tasks[known.address.key] = known
                     continue
-                guard = self._decide(task, url, None, None, chosen.tasks)
+                guard = self._decide(chosen, url)
+            elif not guard and _is_path(href):
+                self._known_paths.setdefault(chosen.origin, set()).add(href)
             if guard:
                 chosen.count(guard, url)
 
     def _decide(
         self,
-        task: Task,
+        chosen: "_Chosen",
         url: str,
-        role: Role | None,
-        list_crc32: int | None,
-        tasks: dict[bytes, Link],
+        role: Role | None = None,
+        list_crc32: int | None = None,
         modified_at: float | None = None,
     ) -> str:
         """Add the task for a URL, or return the guard that leaves it out."""
@@ -100,10 +108,10 @@ class LinkFilter:
             return "url_length"  # and is not remembered: some pages have megabytes of them
         bare = scope.without_session(url)
         try:
-            address = parse(bare)
+            address = parse_link(bare, chosen.task_origin)
         except UrlError:
             return self._remember(url, "")
-        if address.key in tasks:
+        if address.key in chosen.tasks:
             return ""
         guard = ""
         if role is not Role.SITEMAP:  # those may be on other hosts, and pages may link to them, too
@@ -113,33 +121,27 @@ class LinkFilter:
             guard = self.scope.refuses(address.url)
         if guard:
             return self._remember(url, "" if guard == OUT else guard)
-        link = self._link(task, address, role)
+        origin = origin_of(address.url)
+        target = chosen.targets.get(origin)
+        if target is None:
+            target = chosen.targets[origin] = self._target(chosen.task, address.url)
+        link = _link(chosen.task, address, role, target)
         if list_crc32 is not None or modified_at is not None:
             link = replace(link, list_crc32=list_crc32, modified_at=modified_at)
         elif role is None and bare == url:
             self._make_room()
             self._waiting[url] = link
-        tasks[address.key] = link
+        chosen.tasks[address.key] = link
         return "session_parameter" if bare != url else ""
 
-    def _link(self, task: Task, address: Address, role: Role | None) -> Link:
-        site = self._sites.of(address.url)
-        if role is None:
-            kind = site.kind_of(address.url)
-            role = Role(kind.role) if kind else _role_of(address.url)
-        return Link(
-            address=address,
-            role=role,
-            depth=task.depth + 1,
-            loopback=task.loopback and self._is_home(address.url, task.url),
-            method=SITEMAP if role is Role.SITEMAP else "GET",
-            site=(site.name, site.limit) if site.limit else None,
-        )
+    def _target(self, task: Task, url: str) -> "_Target":
+        return _Target(self._sites.of(url), self.may_reach_loopback(task, url))
 
-    def _is_home(self, url: str, of: str) -> bool:
-        """Whether a link leads to the origin of its own page, and a start is there."""
+    def may_reach_loopback(self, task: Task, url: str) -> bool:
+        """Whether a task's page may lead to a URL on this machine: at its own origin, if a start is
+        there."""
         origin = origin_of(url)
-        return origin == origin_of(of) and origin in self._origins
+        return task.loopback and origin == origin_of(task.url) and origin in self._origins
 
     def follow_sitemap(self, task: Task, sitemap: Sitemap, budget: Budget) -> Followed:
         """Return the tasks for the pages of a sitemap, or for the sitemaps of an index."""
@@ -151,7 +153,7 @@ class LinkFilter:
         for number, (url, modified_at) in enumerate(sitemap.urls):
             if number % _LINKS_PER_LOOK == _LINKS_PER_LOOK - 1:
                 budget.look()
-            guard = self._decide(task, url, role, None, chosen.tasks, modified_at)
+            guard = self._decide(chosen, url, role, None, modified_at)
             if guard:
                 chosen.count(guard, url)
         if sitemap.truncated:
@@ -163,6 +165,10 @@ class LinkFilter:
         deeper = [replace(each, depth=0, hops=task.hops + 1) for each in followed.links]
         return followed._replace(links=tuple(deeper))
 
+    def site_named(self, name: str) -> Site | None:
+        """Return the site of that name, as its file is now."""
+        return self._sites.now.named(name)
+
     def follow_redirect(self, task: Task, url: str) -> Link | str:
         """Return the task for the target of a redirect, or why it is not followed."""
         address = parse(scope.without_session(url))
@@ -171,14 +177,14 @@ class LinkFilter:
             guard = self.scope.refuses(address.url, is_start=task.role is Role.START)
         if guard:
             return guard
-        link = self._link(task, address, task.role)
+        link = _link(task, address, task.role, self._target(task, address.url))
         return replace(link, depth=task.depth, hops=task.hops + 1)
 
     def remember(self, links: Iterable[Link]) -> None:
         """Note that these links are in the ledger."""
         for link in links:
             # A form's task says nothing about the page with the form.
-            if link.method != "GET":
+            if link.method != GET:
                 continue
             self._waiting.pop(link.address.url, None)
             if self.options.depth is None:  # else a shorter way may lead there
@@ -186,6 +192,8 @@ class LinkFilter:
 
     def _remember(self, url: str, guard: str) -> str:
         self._make_room()
+        if guard and self._decided.get(url) == "":
+            self._known_paths.clear()
         self._decided[url] = guard
         return guard
 
@@ -193,6 +201,14 @@ class LinkFilter:
         if len(self._decided) + len(self._waiting) >= MAX_REMEMBERED:
             self._decided.clear()
             self._waiting.clear()
+            self._known_paths.clear()
+
+
+class _Target(NamedTuple):
+    """What the links of a page to one origin have in common."""
+
+    site: Site
+    loopback: bool
 
 
 class _Chosen:
@@ -200,22 +216,24 @@ class _Chosen:
 
     def __init__(self, task: Task, found: FoundLinks) -> None:
         self.task, self._base = task, found.base
-        self._origin = origin_of(found.base)
+        self.origin, self.task_origin = origin_of(found.base), origin_of(task.url)
         self.tasks: dict[bytes, Link] = {}
+        self.targets: dict[str, _Target] = {}
+        """By origin."""
         self._guards = {each.guard: each for each in found.left_out}
         self._found = len(found.links) + len(found.hrefs)
 
     def absolute(self, href: str) -> str:
         """Return the URL of a link; for most of them without the URL parser."""
-        if href[0] == "/" and href[1:2] not in ("/", "\\"):
-            return self._origin + href
+        if _is_path(href):
+            return self.origin + href
         if href.startswith(("http://", "https://")):
             return href
         return structured.absolute(self._base, href)
 
     def passes_loopback(self, url: str) -> bool:
         """Whether a link that may be on this machine is at the page's own origin."""
-        return self.task.loopback and url.startswith(f"{origin_of(self.task.url)}/")
+        return self.task.loopback and url.startswith(f"{self.task_origin}/")
 
     def count(self, guard: str, url: str) -> None:
         """Count a link that a guard leaves out."""
@@ -270,7 +288,7 @@ class LinkFinder(NamedTuple):
                 role=Role.INDEX,
                 depth=task.depth + 1,
                 loopback=task.loopback,
-                method="FORM",
+                method=FORM,
                 body=after.packed(),
                 list_crc32=checksum,
                 site=(self.site.name, self.site.limit) if self.site.limit else None,
@@ -300,12 +318,49 @@ class LinkFinder(NamedTuple):
         return [FoundLink(url, Role(role)) for url, role in scrapers.links(view)]
 
 
+class NoLinks(NamedTuple):
+    """Stands for a finder where a stored page is parsed again: its links were followed before."""
+
+    role: Role
+
+    def in_html(self, tree: LexborHTMLParser, html: bytes, page: Page) -> Followed:
+        """Return nothing."""
+        return Followed()
+
+    def in_json(self, body: bytes, page: Page) -> Followed:
+        """Return nothing."""
+        return Followed()
+
+
+Finder = LinkFinder | NoLinks
+
+
 def origin_of(url: str) -> str:
     """Return scheme, host and port of a URL in normal form."""
     return url[: url.index("/", 8)]
 
 
+def _is_path(href: str) -> bool:
+    """Return whether a link begins at the root of its page's origin."""
+    return href[0] == "/" and href[1:2] not in _SLASHES
+
+
+def _link(task: Task, address: Address, role: Role | None, target: _Target) -> Link:
+    site = target.site
+    if role is None:
+        kind = site.kind_of(address.url)
+        role = Role(kind.role) if kind else _role_of(address.url)
+    return Link(
+        address=address,
+        role=role,
+        depth=task.depth + 1,
+        loopback=target.loopback,
+        method=SITEMAP if role is Role.SITEMAP else GET,
+        site=(site.name, site.limit) if site.limit else None,
+    )
+
+
 def _role_of(url: str) -> Role:
-    if scope.is_document(split(url)[4].partition("?")[0]):
+    if scope.is_document(url.partition("?")[0]):
         return Role.FILE
     return Role.INDEX

@@ -23,7 +23,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Request, redirect_of
 from crawler.fetch.session import LiveSession, SignIn
 from crawler.judge.rules import judge
-from crawler.models import Page, Task
+from crawler.models import Page, Role, Task
 from crawler.sites import Site
 from crawler.sites.crawlfile import Login
 from crawler.sites.forms import Forms, FormTask, State, Submission, read_task, start_task, unpack
@@ -305,6 +305,7 @@ class Door:
             missing = [each for each in self._login.form.secrets if each not in self._live.secrets]
             if missing:
                 needed = f"signing in needs the secret ${missing[0]}: give it with --secrets FILE"
+                needed += ", or in a file that `secrets:` in the site's login names"
                 raise FetchError("login_failed", needed)
             if before.failures >= MAX_REFUSALS:
                 raise self._failed(before.problem)
@@ -382,6 +383,16 @@ def _is_login_page(url: str, login: Login) -> bool:
     return urlsplit(url)[:3] == urlsplit(login.url)[:3]
 
 
+def is_foreign_wall(verdict: str, task: Task, site: Site, session: LiveSession | None) -> bool:
+    """Whether a page asks to sign in that the crawl only came across: a link led there, no rule of
+    the site's file wants it, and the job was given nothing to sign in with."""
+    if verdict != "login_wall" or task.role not in (Role.INDEX, Role.FILE):
+        return False
+    if site.login or site.scraper or site.follow is not None or site.kind_of(task.url):
+        return False
+    return session is None or not session.has_credentials
+
+
 # Keeping secrets.
 
 
@@ -405,9 +416,10 @@ def redacted(page: Page, secrets: Iterable[str]) -> Page:
     if not long:
         return page
     body, headers = page.body, page.headers
+    codecs = ("utf-8", charset.codec(charset.of(page.body, "", Budget())))
     for form in _forms_of(long):
-        for codec in ("utf-8", charset.codec(charset.of(page.body, "", Budget()))):
-            body = body.replace(form.encode(codec, "xmlcharrefreplace"), _HIDDEN.encode())
+        for written in {form.encode(codec, "xmlcharrefreplace") for codec in codecs}:
+            body = body.replace(written, _HIDDEN.encode())
     headers = tuple((name, _without(value, long)) for name, value in headers)
     page = replace(page, headers=headers, final_url=_without(page.final_url, long))
     if body == page.body:

@@ -63,17 +63,17 @@ class Scope:
         self._include = [pattern(text) for text in options.include]
         self._exclude = [pattern(text) for text in options.exclude]
         self._clock = clock
-        self._authorities: dict[tuple[str, str], bool] = {}
+        self._authorities: dict[str, bool] = {}
 
     def refuses(self, url: str, is_start: bool = False) -> str:
         """Return the guard that leaves a URL out, or `OUT`; empty if the URL is followed. A start
         need not fit the patterns."""
-        covers = self.has_host if is_start else self.covers
-        if not covers(url):
+        authority, _, tail = url.partition("://")[2].partition("/")
+        if not self._has(authority) or not (is_start or self._fits_patterns(url)):
             return OUT
         if len(url) > MAX_URL_LENGTH:
             return "url_length"
-        path, _, query = split(url)[4].partition("?")
+        path, _, query = tail.partition("?")
         if is_unread_file(path):
             return "file_type"
         if _repeats(path):
@@ -84,23 +84,27 @@ class Scope:
 
     def covers(self, url: str) -> bool:
         """Return whether a URL lies within the hosts and the patterns of the crawl."""
-        if not self.has_host(url):
-            return False
+        return self.has_host(url) and self._fits_patterns(url)
+
+    def _fits_patterns(self, url: str) -> bool:
         if self._include and not any(each.search(url) for each in self._include):
             return False
-        return not any(each.search(url) for each in self._exclude)
+        return not (self._exclude and any(each.search(url) for each in self._exclude))
 
     def has_host(self, url: str) -> bool:
         """Return whether a URL lies within the hosts of the crawl."""
-        scheme, authority, host, _, _ = split(url)
-        known = self._authorities.get((scheme, authority))
+        return self._has(split(url)[1])
+
+    def _has(self, authority: str) -> bool:
+        known = self._authorities.get(authority)
         if known is None:
             if len(self._authorities) > 10_000:
                 self._authorities.clear()
-            known = self._authorities[scheme, authority] = self._is_host(authority, host)
+            known = self._authorities[authority] = self._is_host(authority)
         return known
 
-    def _is_host(self, authority: str, host: str) -> bool:
+    def _is_host(self, authority: str) -> bool:
+        host = split(f"http://{authority}/")[2]
         if _without_www(authority) in self._hosts or host.endswith(self._suffixes):
             return True
         return f"{_without_www(host)}:*" in self._hosts
@@ -108,7 +112,7 @@ class Scope:
     def _is_beyond_calendar(self, path: str, query: str) -> bool:
         """Return whether a URL shows a part of a calendar that is too far away."""
         years = [int(found) for found in _CALENDAR_PATH.findall(path)]
-        for pair in query.split("&"):
+        for pair in query.split("&") if query else ():
             name, _, value = pair.partition("=")
             if not value or not _DATE_NAME.fullmatch(name):
                 continue
@@ -144,6 +148,8 @@ def is_document(path: str) -> bool:
 
 def _repeats(path: str) -> bool:
     """Return whether a path goes in circles, as links relative to a wrong base do."""
+    if path.count("/") < MAX_SAME_SEGMENTS:
+        return False
     segments = [each for each in path.split("/") if each]
     if len(segments) <= MAX_SAME_SEGMENTS:
         return False

@@ -14,10 +14,11 @@ from crawler.errors import FetchError, NotNow
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
+from crawler.fetch.session import LiveSession, Session
 from crawler.models import Page, PreviousPage, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Permit, PermitClient, PermitRequest, Reservation
-from crawler.scraping import Attempt, FetchOptions
+from crawler.scraping.attempt import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Sites
 
@@ -29,10 +30,21 @@ class SinglePages:
     """Fetches pages one after the other, each when its domain permits it."""
 
     def __init__(
-        self, settings: Settings, sites: Sites, robots: Path, permit: Permit | None = None
+        self,
+        settings: Settings,
+        sites: Sites,
+        robots: Path,
+        permit: Permit | None = None,
+        session: Session | None = None,
     ) -> None:
-        """`robots` is the folder of known robots.txt; `permit` is shared with other processes."""
+        """`robots` is the folder of known robots.txt; `permit` is shared with other processes.
+
+        Without a `session`, a page is fetched without signing in, whatever its site's file says.
+        """
         self._settings, self._sites, self._robots_folder = settings, sites, robots
+        self._how = FetchOptions()
+        if session:
+            self._how = FetchOptions(session=LiveSession(session))
         fail_max = settings.circuit_breaker_fail_max
         self._permits = PermitClient(permit or MemoryPermit("single", fail_max, fresh=False))
 
@@ -76,7 +88,7 @@ class SinglePages:
         # A class of the site must not keep its page from being looked at.
         site = replace(self._sites.of(task.url), scraper=None)
         attempt = Attempt(
-            task, site, FetchOptions(),
+            task, site, self._how,
             fetch=client.fetch, gate=gate, robots=Robots(self._robots_folder), budget=budget,
             worker="single", stored_page=_no_stored_page,
         )  # fmt: skip

@@ -4,9 +4,11 @@ classes in scrapers/<site>.py or installed packages.
 `live.py` reads them again when they change.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,9 +20,11 @@ import msgspec
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
-from crawler.sites import crawlfile, fieldfile, scrapers, sitefile, yamlfile
+from crawler.sites import crawlfile, fieldfile, scrapers, secret_files, sitefile, yamlfile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.fieldfile import Field
+from crawler.sites.listingfile import URL, Listings
+from crawler.sites.schedulefile import schedule_faults
 from crawler.sites.sitefile import PLACEHOLDER, host_of
 
 DEFAULTS, START_URLS = "scraping_defaults.yaml", "start_urls.yaml"
@@ -31,6 +35,11 @@ _CACHED_HOSTS = 10_000
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,98}(?<!\.)")
 T = TypeVar("T")
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
+_OF_ANY_PAGE = frozenset({
+    "title", "description", "canonical", "language", "headings", "json_ld", "opengraph",
+    "microdata", "fields", "tables", "links", "text", "json",
+})  # fmt: skip
+"""Keys of a record that has what any page says about itself."""
 
 
 class Site(CrawlSettings, frozen=True, kw_only=True):
@@ -43,6 +52,11 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     structured: bool = True
     scraper: scrapers.Source | None = None
     """The class of the site, if it has one."""
+
+    @property
+    def start_urls(self) -> tuple[str, ...]:
+        """The pages and sitemaps that a crawl of the site begins with."""
+        return (*(start.url for start in self.start), *self.sitemaps)
 
     def covers(self, url: str) -> bool:
         """Return whether the host of a URL is one of the site's."""
@@ -119,6 +133,36 @@ class Sites:
         """Return the site whose file has that name."""
         found = self._named.get(name.strip().lower())
         return found.site if found else None
+
+    def find(self, name: str) -> Site:
+        """Return the site of that name; for an unknown one an error that names the nearest."""
+        return self.find_all([name])[0]
+
+    def find_all(self, names: Iterable[str]) -> list[Site]:
+        """Return the sites of these names; one error names all that are unknown."""
+        found = {name: self.named(name) for name in names}
+        unknown = [name for name, site in found.items() if site is None]
+        if unknown:
+            raise UsageError(self._no_such_sites(unknown))
+        return [site for site in found.values() if site]
+
+    def _no_such_sites(self, unknown: Sequence[str]) -> str:
+        """Say which sites do not exist, and which names are near theirs."""
+        near = {name: self._nearest(name) for name in unknown}
+        known = f"; known are: {', '.join(self.names) or 'none'}"
+        if len(near) == 1:
+            [(name, nearest)] = near.items()
+            hint = f"; did you mean {nearest}?" if nearest else known
+            return f"there is no site {name[:60]!r}{hint}"
+        hints = {name: f" (did you mean {nearest}?)" for name, nearest in near.items() if nearest}
+        listed = ", ".join(f"{name[:60]!r}{hints.get(name, '')}" for name in near)
+        if len(hints) == len(near):
+            known = ""
+        return f"there are no sites {listed}{known}"
+
+    def _nearest(self, name: str) -> str:
+        near = difflib.get_close_matches(name.strip().lower(), self.names, n=1)
+        return near[0] if near else ""
 
     @property
     def names(self) -> list[str]:
@@ -212,7 +256,8 @@ def built_in(rate: str | None = None) -> Sites:
 
 
 def faults(folder: Path, rate: str | None = None, run: bool = False) -> list[InputError]:
-    """Return all that is wrong in each file, and then between those that can be read.
+    """Return all that is wrong in each file, also schedules.yaml, and then between those that can
+    be read.
 
     With `run`, the files of classes are run, too: they may fail, or never end.
     """
@@ -232,7 +277,9 @@ def faults(folder: Path, rate: str | None = None, run: bool = False) -> list[Inp
                 scrapers.instance_of(each.site.scraper)
         except InputError as error:
             note(error)
-    return found
+    # A site whose own file is broken is not missing.
+    known = None if found else load(folder, rate)
+    return found + schedule_faults(folder, known)
 
 
 def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[InputError]:
@@ -242,16 +289,44 @@ def file_faults(path: Path, folder: Path, rate: str | None = None) -> list[Input
     if folder.resolve() in path.resolve().parents:
         every = faults(folder, rate)
         return [fault for fault in every if Path(fault.path).resolve() == path.resolve()]
-    source = None
     try:
-        if path.suffix == ".py":
-            from crawler.sites import scraper_files  # imports `ast`, which few commands need
-
-            source = scraper_files.read(path)
-        _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
+        _site_elsewhere(path, folder, rate)
     except InputError as error:
         return [error, *error.others]
     return []
+
+
+def check_secrets(
+    folder: Path, rate: str | None = None, only: Iterable[Path] = ()
+) -> secret_files.Checked:
+    """Check the secrets files that the logins of all sites name, or only those of some files.
+
+    Files of sites with other faults are left out: `faults` returns those.
+    """
+    described = list(_read_all(folder, rate, lambda error: None)[1])
+    chosen = {path.resolve() for path in only}
+    for path in only:
+        if folder.resolve() not in path.resolve().parents:
+            with suppress(InputError):
+                described.append(_site_elsewhere(path, folder, rate))
+    logins = [
+        secret_files.NamedLogin(each.site.login, *each.places.get("login", (each.path, None)))
+        for each in described
+        if each.site.login
+    ]
+    return secret_files.check(
+        (each for each in logins if not chosen or each.path.resolve() in chosen), folder
+    )
+
+
+def _site_elsewhere(path: Path, folder: Path, rate: str | None) -> _Described:
+    """Describe the site of a file that does not lie in the config folder."""
+    source = None
+    if path.suffix == ".py":
+        from crawler.sites import scraper_files  # imports `ast`, which few commands need
+
+        source = scraper_files.read(path)
+    return _site(path, _Given({}, {}), _common(folder / DEFAULTS), rate, source)
 
 
 def _read_all(
@@ -369,6 +444,8 @@ def _described(
     site = msgspec.structs.replace(_merged(name, common.values, values, rate), scraper=source)
     described = _Described(site, values, path, common.places | places)
     _check_required(described)
+    _check_listings(described)
+    _check_files(described)
     for key, host in needed:
         if not any(_covers(pattern, host) for pattern in values["hosts"]):
             described.refuse(f"the host of {key}, {host}, is not among hosts", key)
@@ -379,7 +456,52 @@ def _check_required(described: _Described) -> None:
     """Refuse a required field that no page could have; a class may make any."""
     for name in described.site.required:
         if name not in described.site.fields and not described.site.scraper:
-            described.refuse(f"required: there is no field {name[:60]!r}", "required")
+            hint = _nearest(name, described.site.fields)
+            described.refuse(f"required: there is no field {name[:60]!r}{hint}", "required")
+
+
+def _check_listings(described: _Described) -> None:
+    """Refuse fields of listings that no page could have; a class may make any, and so may a page
+    that says something about itself."""
+    site, rules = described.site, described.site.listings
+    kinds: list[Site | PageKind] = [site, *site.pages]
+    described_by = [kind for kind in kinds if kind.fields]
+    is_open = not described_by or any(kind.structured for kind in described_by)
+    if rules is None or site.scraper or is_open:
+        return
+    fields = {name: field for kind in described_by for name, field in kind.fields.items()}
+    if rules.each:
+        if rules.each not in fields or not fields[rules.each].fields:
+            records = [name for name, field in fields.items() if field.fields]
+            reason = f"there is no field {rules.each[:60]!r} with fields of its own"
+            hint = _nearest(rules.each, records)
+            described.refuse(f"listings: each: {reason}{hint}", "listings")
+        fields = fields[rules.each].fields
+    for key, name in rules.named_fields:
+        if name not in fields and (key, name) != ("key", URL):
+            reason = f"there is no field {name[:60]!r}{_nearest(name, fields)}"
+            described.refuse(f"listings: {key}: {reason}", "listings")
+
+
+def _nearest(name: str, fields: Iterable[str]) -> str:
+    """Return a hint at the field that was meant, if there is any field."""
+    known = sorted(fields)
+    return f"; {yamlfile.nearest(name, known)}" if known else ""
+
+
+def _check_files(described: _Described) -> None:
+    """Refuse a field with files that no record could have; a class may make any."""
+    site = described.site
+    if site.files is None or site.scraper:
+        return
+    known = set(site.fields).union(*(kind.fields for kind in site.pages))
+    if site.structured or any(kind.structured for kind in site.pages):
+        known |= _OF_ANY_PAGE
+    for path in site.files.fields:
+        name = path.partition(".")[0]
+        if path not in known and name not in known:
+            hint = _nearest(name, known)
+            described.refuse(f"files: there is no field {name[:60]!r}{hint}", "files")
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -389,6 +511,8 @@ def _covers(pattern: str, host: str) -> bool:
 def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | None) -> Site:
     merged = _overlaid(_overlaid(BUILT_IN, common), own)
     merged["pages"] = [_page_kind(kind, merged) for kind in merged["pages"]]
+    if merged["listings"]:
+        merged["pages"] = [_with_key(kind, merged["listings"]) for kind in merged["pages"]]
     merged["structured"] = _is_structured(merged["structured"], merged["fields"])
     merged["fields"] = fieldfile.with_locale(merged["fields"], merged["locale"] or "")
     if rate is None or "rate" in own:
@@ -398,7 +522,9 @@ def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | 
         rule = _rule_by_hand(interval(rate), own)
         interval_s = max(rule.interval_s, own.get("delay_s", 0.0))
         rule = msgspec.structs.replace(rule, interval_s=interval_s)
-    version = sha256(msgspec.json.encode(merged, order="sorted")).hexdigest()[:12]
+    # Files are no part of a record: with other ones the same page has the same record.
+    made_by = {key: value for key, value in merged.items() if key != "files"}
+    version = sha256(msgspec.json.encode(made_by, order="sorted")).hexdigest()[:12]
     merged["headers"] = tuple(merged["headers"].items())
     return msgspec.convert(merged | {"name": name, "version": version, "rule": rule}, Site)
 
@@ -411,6 +537,14 @@ def _page_kind(kind: PageKind, site: dict[str, Any]) -> PageKind:
         fields=fieldfile.with_locale(kind.fields, site["locale"] or ""),
         structured=_is_structured(structured, kind.fields),
     )
+
+
+def _with_key(kind: PageKind, rules: Listings) -> PageKind:
+    """Require the key of listings on their pages: without it, a record is none."""
+    if kind.role != "listing":
+        return kind
+    key = [name for name in rules.key if name in kind.fields and name not in kind.required]
+    return msgspec.structs.replace(kind, required=(*kind.required, *key))
 
 
 def _is_structured(given: bool | None, fields: dict[str, Field]) -> bool:
@@ -438,12 +572,18 @@ def get_scraper(name: str) -> "scrapers.Scraper":
     from crawler import config
 
     settings = config.load()
+    return scrapers.Scraper(load(settings.config_dir, settings.rate).find(name))
+
+
+def load_start_urls() -> dict[str, list[str]]:
+    """Return the start URLs of every site that has some, from start_urls.yaml and the sites'
+    files."""
+    from crawler import config
+
+    settings = config.load()
     known = load(settings.config_dir, settings.rate)
-    site = known.named(name)
-    if site is None:
-        there = ", ".join(known.names) or "none"
-        raise UsageError(f"there is no site {name!r} in {settings.config_dir}; known are: {there}")
-    return scrapers.Scraper(site)
+    found = {name: known.find(name).start_urls for name in known.names}
+    return {name: list(starts) for name, starts in found.items() if starts}
 
 
 class _AvailableSites(Sequence[str]):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -17,7 +18,8 @@ from crawler.sites.fieldfile import (
     checked_regex,
     checked_schema,
 )
-from crawler.sites.sitefile import PLACEHOLDER, Delay, Settings, Timeout
+from crawler.sites.listingfile import Listings, checked_listings
+from crawler.sites.sitefile import PLACEHOLDER, Delay, Settings, Timeout, checked_hosts
 from crawler.sites.yamlfile import (
     KINDS,
     Boolean,
@@ -30,6 +32,7 @@ from crawler.sites.yamlfile import (
     checked_text,
     converted,
     mapping,
+    nearest,
     need,
     text_check,
     text_of,
@@ -51,6 +54,14 @@ Linking = Literal["start", "index", "listing"]
 """Roles of pages whose links may be followed."""
 Pages = Annotated[int, Meta(ge=1, le=999_999_999, description="a whole number of at least 1")]
 Number = Annotated[int, Meta(ge=0, le=999_999_999, description="a whole number of at least 0")]
+MAX_FILE_BYTES, MAX_FILE_COUNT = 100_000_000, 1_000
+"""Highest limits that a site's file can set: a file is in memory while it is fetched."""
+FileBytes = Annotated[
+    int, Meta(ge=1, le=MAX_FILE_BYTES, description="a whole number from 1 to 100000000")
+]
+FileCount = Annotated[
+    int, Meta(ge=1, le=MAX_FILE_COUNT, description="a whole number from 1 to 1000")
+]
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +91,12 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     form: Form | None = None
 
 
-class Login(msgspec.Struct, frozen=True, kw_only=True):
+class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The page and the form that sign a job in."""
 
     url: str
     form: Form
+    secrets: str = ""  # the file with its secrets, in the config folder; --secrets goes before it
 
 
 class Follow(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +145,16 @@ class PageKind(msgspec.Struct, frozen=True, kw_only=True):
     structured: Boolean | None = None  # as in the site's file; if not set: where fields are not
 
 
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields whose URLs are fetched as files, and the limits on these."""
+
+    fields: tuple[str, ...] = ()  # those within the items of a field: `cards.photo`
+    max_bytes: FileBytes = 20_000_000  # of one file
+    max_count: FileCount = 50  # files of one page
+    max_pixels: Pages = 50_000_000  # of an image
+    hosts: tuple[str, ...] = ()  # other hosts than the page's own and those below it
+
+
 class CrawlSettings(Settings, frozen=True, kw_only=True, dict=True):
     """Every key of a site's file, with its value where no file sets it."""
 
@@ -143,7 +165,9 @@ class CrawlSettings(Settings, frozen=True, kw_only=True, dict=True):
     """If not set, every link in scope is followed."""
     pagination: tuple[Pagination, ...] = ()
     pages: tuple[PageKind, ...] = ()
+    listings: Listings | None = None
     limit: Pages | None = None  # pages of the site in one crawl
+    files: Files | None = None  # images and documents that records name
 
     def kind_of(self, url: str) -> PageKind | None:
         """Return the first entry of `pages` that fits a URL."""
@@ -253,11 +277,22 @@ def _sitemaps(node: Node) -> tuple[str, ...]:
 
 
 def _login(node: Node) -> Login:
-    checks: Checks = {"url": text_check("url", _url), "form": partial(_form, True)}
+    checks: Checks = {
+        "url": text_check("url", _url),
+        "form": partial(_form, True),
+        "secrets": text_check("secrets", _file_name),
+    }
     given = checked(mapping("login", node), Login, " in login", checks)
     need(given, "url", "login", node)
     need(given, "form", "login", node)
     return Login(**given)
+
+
+def _file_name(text: str) -> str:
+    path = PurePath(text)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise ValueError(f"{text[:60]!r} is not a file in the config folder")
+    return text
 
 
 def _form(of_login: bool, node: Node) -> Form:
@@ -374,12 +409,34 @@ def _page_kind(node: Node) -> PageKind:
     for name in given.get("required", ()):
         if name not in given.get("fields", {}):
             reason = f"there is no field {name[:60]!r} in this entry of pages"
+            if fields := given.get("fields"):
+                reason += f"; {nearest(name, fields)}"
             raise Wrong(f"required: {reason}", entries["required"][0])
     return PageKind(**given)
 
 
 def _names(node: Node) -> tuple[str, ...]:
     return _each("required", node, MAX_RULES, partial(text_of, "required"))
+
+
+def _files(node: Node) -> Files:
+    checks: Checks = {"fields": _file_fields, "hosts": checked_hosts}
+    given = checked(mapping("files", node), Files, " in files", checks)
+    need(given, "fields", "files", node)
+    return Files(**given)
+
+
+def _file_fields(node: Node) -> tuple[str, ...]:
+    names = _each("fields", node, MAX_RULES, text_check("fields", _field_path))
+    if not names:
+        raise Wrong("fields is empty; it names the fields with the URLs of files", node.line)
+    return tuple(dict.fromkeys(names))
+
+
+def _field_path(text: str) -> str:
+    if not all(text.split(".")):
+        raise ValueError(f"{text[:60]!r} is not a field, such as photos or cards.photo")
+    return text
 
 
 def _roles(node: Node) -> tuple[Linking, ...]:
@@ -435,5 +492,7 @@ CHECKS: Checks = {
     "follow": _follow,
     "pagination": _pagination,
     "pages": _pages,
+    "listings": checked_listings,
+    "files": _files,
 }
 """Checks of the keys that a site's file has, and that for all sites has not."""

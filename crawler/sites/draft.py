@@ -46,6 +46,10 @@ _DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\w+ \d{1,2}, \d{4}|\d{1,2}\
 _NUMBER = re.compile(r"[-+]?\d[\d\s.,']*")
 
 
+_ANY_PAGE = {"title": {"css": "h1"}, "heading": {"css": "title"}}
+"""Fields of a page with nothing else to read."""
+
+
 class Draft(NamedTuple):
     """The file of a site as text, and what it finds on the page that it was drafted from."""
 
@@ -53,6 +57,8 @@ class Draft(NamedTuple):
     text: str
     items: int
     fields: dict[str, Any]
+    lacks: list[str]
+    """What was not found on the page, and what the reader can do about it."""
 
 
 class _Link(NamedTuple):
@@ -86,7 +92,7 @@ def draft(page: Page) -> Draft:
         group, pagination = None, {}
         fields = {"title": {"css": "h1"}} | fields
     elif group is None and not fields:
-        fields = {"title": {"css": "h1"}, "heading": {"css": "title"}}
+        fields = dict(_ANY_PAGE)
     name = re.sub(r"[^a-z0-9._-]", "-", host_of(url).removeprefix("www.")).strip(".-") or "site"
 
     def having(fields: _Fields) -> dict[str, Any]:
@@ -104,7 +110,29 @@ def draft(page: Page) -> Draft:
     rules = links.LinkRules(site, Role.START)
     followed = links.in_html(tree, html, page, rules, budget).links
     items = sum(link.role is Role.LISTING for link in followed)
-    return Draft(name, text, items, found)
+    lacks = _missing_list(is_item, group, pagination) + _missing_fields(group, kept)
+    return Draft(name, text, items, found, lacks)
+
+
+def _missing_list(is_item: bool, group: _Group | None, pagination: dict[str, Any]) -> list[str]:
+    if is_item:
+        return [
+            "no list: draft from a list of items, too, and take its start, follow and pagination"
+        ]
+    if not group:
+        return ["no list of links to items: add follow, or draft from a page with such a list"]
+    if not pagination:
+        return ["no link to the next page: if the list has more pages, add pagination"]
+    return []
+
+
+def _missing_fields(group: _Group | None, fields: _Fields) -> list[str]:
+    if group and not fields:
+        example = _comment(group.urls[0])
+        return [f"no fields: draft from an item, such as {example}, and take its fields"]
+    if set(fields) <= set(_ANY_PAGE):
+        return ["no fields of labels or JSON-LD, which this page lacks: add fields"]
+    return []
 
 
 def _loaded(name: str, text: str) -> Site:

@@ -342,6 +342,11 @@ def checked_names(node: Node) -> tuple[str, ...]:
     return _listed("required", node, str)
 
 
+def checked_field_names(key: str, node: Node) -> tuple[str, ...]:
+    """Check the name of a field, or a list of names."""
+    return _listed(key, node, str)
+
+
 def checked_schema(node: Node) -> str:
     """Check a JSON Schema; return it as JSON."""
     from crawler.sites import validation

@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from crawler.fetch.budget import SMALL, Budget
+from crawler.fetch.budget import Budget
 from crawler.models import LeftOut, Page, Role
 from crawler.sites import Site, css, jsonpath, structured
 from crawler.sites.crawlfile import Cursor, Follow, Pagination
@@ -22,10 +22,16 @@ MAX_LINKS = 10_000
 """Links of one page."""
 MAX_JSON_TEXTS = 100_000
 """Texts of a JSON answer that may be links."""
+MAX_LISTED = 250_000
+"""Bytes of a page whose links are listed at once: at most 25,000 elements, in a few
+milliseconds."""
 _NODES_PER_LOOK = 500
-_LINKS = "a[href], area[href], frame[src], iframe[src], link[rel~=next i][href]"
-_TAGS = frozenset({"a", "area", "frame", "iframe", "link"})
+_LINKS = "[href], frame[src], iframe[src]"
+"""Elements that may be links. Selectors for each kind of them would take lexbor twice the time."""
+_ANCHORS = frozenset({"a", "area"})
+_FRAMES = frozenset({"frame", "iframe"})
 _NO_LINKS = frozenset({"nofollow", "none"})
+_NO_LINKS_WORD = re.compile(rb"no(?:follow|ne)")
 _BOT = re.compile(r"\s*([a-z][\w*-]*)\s*:(.*)", re.IGNORECASE | re.DOTALL)
 _WITH_VALUE = ("max-", "unavailable")
 """Beginnings of rules that have a value behind a colon, as the name of a bot has rules."""
@@ -162,7 +168,7 @@ class _Html:
         if any(map(_forbids_links, headers)):
             return True
         lower = self._html.lower()  # faster than a search that ignores case
-        if b"nofollow" not in lower and b"none" not in lower:
+        if not _NO_LINKS_WORD.search(lower):
             return False
         refused = self._tree.css("a[rel~=nofollow i], area[rel~=nofollow i]")
         self._is_refused = frozenset(node.mem_id for node in refused)
@@ -172,8 +178,11 @@ class _Html:
     @cached_property
     def all(self) -> list[str]:
         """The links of the page in its order, up to the maximum; `more` counts the others."""
-        if len(self._html) <= SMALL:
-            return self._hrefs(self._tree.css(_LINKS))
+        if len(self._html) <= MAX_LISTED:
+            nodes = self._tree.css(_LINKS)
+            hrefs = self._hrefs([node for node in nodes if node.tag in _ANCHORS or _is_link(node)])
+            self.more = max(0, len(hrefs) - MAX_LINKS)
+            return hrefs[:MAX_LINKS]
         found: list[str] = []
         for href in self._walk():
             if len(found) < MAX_LINKS:
@@ -228,12 +237,16 @@ class _Html:
         for number, node in enumerate(self._tree.root.traverse()):
             if number % _NODES_PER_LOOK == 0:
                 self._budget.look()
-            tag = node.tag
-            if tag not in _TAGS:
-                continue
-            if tag == "link" and "next" not in (node.attrs.get("rel") or "").lower().split():
-                continue
-            yield from self._hrefs([node])
+            if node.tag in _ANCHORS or _is_link(node):
+                yield from self._hrefs([node])
+
+
+def _is_link(node: LexborNode) -> bool:
+    """Return whether an element other than an anchor leads to a page."""
+    tag = node.tag
+    if tag == "link":
+        return "next" in (node.attrs.get("rel") or "").lower().split()
+    return tag in _FRAMES and "src" in node.attrs
 
 
 def _forbids_links(rules: str) -> bool:

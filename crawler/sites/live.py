@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 
-_File = tuple[str, int, int, int]
+FileState = tuple[str, int, int, int]
 """The name of a file, and its time, size and inode: a file that changes has others."""
 
 
@@ -92,7 +92,7 @@ class LiveSites:
         log.warning("%s; pages are still fetched with the files as they were before", problem)
 
 
-def state_of(folder: Path, classes: Iterable[scrapers.Source] = ()) -> tuple[_File, ...]:
+def state_of(folder: Path, classes: Iterable[scrapers.Source] = ()) -> tuple[FileState, ...]:
     """Return the state of all files of a folder, and of installed classes: it is another one when
     one of them changes."""
     paths = [folder / name for name in (DEFAULTS, START_URLS)]
@@ -104,10 +104,11 @@ def state_of(folder: Path, classes: Iterable[scrapers.Source] = ()) -> tuple[_Fi
             names = []
         paths += [folder / part / name for name in sorted(names)]
     paths += [Path(source.path) for source in classes if source.module]
-    return tuple(map(_file, paths))
+    return tuple(map(file_state, paths))
 
 
-def _file(path: Path) -> _File:
+def file_state(path: Path) -> FileState:
+    """Return the state of one file."""
     try:
         status = path.stat()
     except OSError:

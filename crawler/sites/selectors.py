@@ -156,7 +156,8 @@ class _Cards:
 
     def __init__(self, nodes: list[LexborNode], search: css.Search, looks: css.SearchBudget):
         self._search, self._looks = search, looks
-        self._card_of = {node.mem_id: node.mem_id for node in nodes}
+        ids = [node.mem_id for node in nodes]
+        self._card_of = dict(zip(ids, ids, strict=True))  # each id is one object
         self._found: dict[str, dict[int, list[LexborNode]]] = {}
 
     def find(self, selector: css.Selector, card: LexborNode) -> list[LexborNode]:
@@ -164,7 +165,12 @@ class _Cards:
         by_card = self._found.get(selector.text)
         if by_card is None:
             by_card = self._found[selector.text] = {}
-            for node in self._search.find(selector):
+            nodes = self._search.find(selector)
+            if len(nodes) <= css.MAX_KEPT:
+                nodes = list(nodes)  # the search may have kept them
+            nodes.reverse()
+            while nodes:  # each is let go of while the groups grow
+                node = nodes.pop()
                 if around := self._around(node):
                     self._looks.spend(_GROUPED)
                     by_card.setdefault(around, []).append(node)

@@ -136,7 +136,8 @@ def _concurrency(text: str) -> int:
     return int(converted(text, Requests))
 
 
-def _hosts(node: Node) -> tuple[str, ...]:
+def checked_hosts(node: Node) -> tuple[str, ...]:
+    """Check the names of hosts."""
     nodes = [node]
     if node.kind == "sequence":
         nodes = node.items
@@ -257,7 +258,7 @@ def _encoding(text: str) -> str:
 
 
 _CHECKS: Checks = {
-    "hosts": _hosts,
+    "hosts": checked_hosts,
     "rate": text_check("rate", _rate),
     "concurrency": text_check("concurrency", _concurrency),
     "retry": _retry,

@@ -18,6 +18,7 @@ MAX_SIZE, MAX_DEPTH, MAX_VALUES = 1_000_000, 10, 50_000
 """Bytes of a file, levels of nesting, and values; what an alias repeats counts each time."""
 KINDS = {"scalar": "a single value", "sequence": "a list", "mapping": "a mapping"}
 _ANSWERS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_STAR_HINT = "; a value that begins with * must be in quotes, as in '*/5 * * * *'"
 
 T = TypeVar("T")
 
@@ -126,7 +127,8 @@ def _events(text: str) -> Iterator[Any]:
     except yaml.MarkedYAMLError as error:
         mark, last = error.problem_mark or error.context_mark, text.count("\n")
         line = min(getattr(mark, "line", last), last) + 1
-        raise Wrong(f"not YAML: {error.problem or error.context}", line) from None
+        hint = _STAR_HINT if "alias" in (error.context or "") else ""
+        raise Wrong(f"not YAML: {error.problem or error.context}{hint}", line) from None
 
 
 def _compose(text: str) -> list[Node]:
@@ -153,7 +155,7 @@ def _compose(text: str) -> list[Node]:
             case yaml.AliasEvent(anchor=name):
                 if name not in anchors:
                     reason = f"*{name} stands for nothing: there is no &{name} before it"
-                    raise Wrong(reason, line)
+                    raise Wrong(f"{reason}{_STAR_HINT}", line)
                 open_nodes[-1].items.append(anchors[name])
                 values += anchors[name].size
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():

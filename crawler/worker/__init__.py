@@ -23,10 +23,10 @@ from crawler.fetch.budget import Memory
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, TaskStatus
+from crawler.models import QUEUES, Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
-from crawler.scraping import FetchOptions
+from crawler.scraping.attempt import FetchOptions
 from crawler.sites import Sites
 from crawler.sites.live import LOOK_INTERVAL_S, LiveSites
 from crawler.worker.claims import POLL_S, Claimed, Claims
@@ -68,15 +68,18 @@ class Worker:
         permit: Callable[[str], Permit] | None = None,
         given: FetchOptions | None = None,
         sites: Sites | None = None,
+        queues: Sequence[str] = QUEUES,
     ) -> None:
         """`permit` makes the permit that is shared with other processes, from this one's owner id.
         `given` is how tasks without a job are fetched. `sites` are used as long as a file of a
-        site cannot be read."""
+        site cannot be read. `queues` are told to others: no task of another queue is claimed."""
         self._settings = settings
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = lpm.store.id
         slots = 2 * MAX_SLOW_FACTOR * settings.pages + MAX_UNCOMMITTED
-        self._owner = Owner(lpm.owners, kind, slots, min_free=settings.min_free)
+        self._owner = Owner(
+            lpm.owners, kind, slots, min_free=settings.min_free, queues=list(queues)
+        )
         trace = sys.stderr if kind == "cli" else self._owner.trace
         self._watchdog = Watchdog(settings.stall_s, trace)
         self._memory = Memory(settings.max_body)
@@ -103,7 +106,16 @@ class Worker:
         budgets = Budgets(self._memory, self._owner, self._watchdog)
         robots = Robots(lpm.run / "robots")
         name = f"{kind}:{os.getpid()}"
-        attempts = Attempts(name, client.fetch, self._claims, known, robots, budgets, self._health)
+        attempts = Attempts(
+            name,
+            client.fetch,
+            self._claims,
+            known,
+            robots,
+            budgets,
+            self._health,
+            settings.soft_time_limit,
+        )
         self._pages = Pages(
             attempts,
             self._claims,

@@ -39,8 +39,9 @@ from crawler.resilience.permit import (
     RequestReport,
     Reservation,
 )
-from crawler.scraping import FetchOptions, rebuild_page
+from crawler.scraping.attempt import FetchOptions
 from crawler.scraping.follow import LinkFilter
+from crawler.scraping.stored import rebuild_page
 from crawler.sites.live import LiveSites
 from crawler.worker.health import FreeSpace
 

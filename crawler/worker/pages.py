@@ -15,7 +15,7 @@ from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots
 from crawler.models import Outcome, RateRule, Task, TaskStatus
-from crawler.scraping import Attempt, Fetch
+from crawler.scraping.attempt import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claimed, Claims, Lease
@@ -139,8 +139,11 @@ class Attempts:
         robots: Robots,
         budgets: Budgets,
         health: Health,
+        limit_s: float,
     ) -> None:
+        """An attempt that takes longer than `limit_s` is ended."""
         self._name, self._fetch, self._claims = name, fetch, claims
+        self._limit_s = limit_s
         self._sites, self._robots = sites, robots
         self._budgets, self._health = budgets, health
 
@@ -201,7 +204,7 @@ class Attempts:
     ) -> Outcome:
         outcome = begun
         try:
-            outcome = await attempt.run()
+            outcome = await attempt.run(self._limit_s)
         except asyncio.CancelledError:
             outcome = msgspec.structs.replace(begun, sent=tuple(gate.sent))
         except Exception as error:

@@ -15,9 +15,9 @@ import redis
 
 from crawler.errors import ServiceError
 from crawler.models import RateRule
-from crawler.orchestrator import redis_program
 from crawler.process import Child
 from crawler.redis_client import RedisAddress
+from crawler.redis_server import redis_program
 from crawler.resilience.permit import (
     AHEAD_S,
     HEADROOM,

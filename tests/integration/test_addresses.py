@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from crawler.orchestrator import redis_program
+from crawler.redis_server import redis_program
 from tests.support import tls
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for

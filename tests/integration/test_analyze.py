@@ -145,7 +145,7 @@ def test_a_benchmark_touches_nothing_of_production(folder: Folder, site: Site) -
     ] == [3, 3]
     assert "3 results; 100.0 % success" in analyzed
     assert contents(folder.data) == before
-    assert folder.redis().get("scrape:production.txt:completed") == b"3"
+    assert folder.redis().get("scrape:production.txt:result_count") == b"3"
     assert folder.redis().keys("*test_sample*") == []
     assert not elsewhere.data.exists()
 

@@ -141,7 +141,7 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
         "gateway",
         "trouble",
     }
-    shape |= {"waits", "store", "unaccounted", "config_faults"}
+    shape |= {"waits", "store", "unaccounted", "config_faults", "schedules"}
     assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}
@@ -222,6 +222,7 @@ def test_every_command_has_help_with_an_example(words: str, command: click.Comma
     assert f"python -m crawler {words}".strip() in text.split("Example:")[1]
     silent = {"up", "down", "worker", "demo", "raw", "job pause", "job resume", "job cancel"}
     silent |= {"gateway serve", "gateway tell", "completion", "shell"}
+    silent.add("results follow")  # what it writes is JSON anyway
     assert isinstance(command, click.Group) or words in silent or "--json" in text
 
 

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crawler.orchestrator import Orchestrator, redis_program
+from crawler.orchestrator import Orchestrator
+from crawler.redis_server import redis_program
 from crawler.stack import read_stack
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
 PROJECT = Path(__file__).parents[2]
 COMPOSE = (PROJECT / "docker-compose.standalone.yml").read_text()
-SERVICES = ("prepare", "redis", "worker", "flower")
+SERVICES = ("prepare", "redis", "worker", "flower", "beat")
 
 
 def block(name: str, indent: str = "  ") -> str:
@@ -42,13 +43,25 @@ def test_services_and_images() -> None:
     ]
     assert "image: redis:7-alpine" in block("redis")
     assert "container_name: redis" in block("redis")
-    for name in ("prepare", "worker", "flower"):
+    for name in ("prepare", "worker", "flower", "beat"):
         assert "image: crawler:latest" in block(name)
         assert "build: ." in block(name)
     assert "command: celery -A crawler worker -Q urgent,default -c 4\n" in block("worker")
     for fact in ("STANDALONE=true", "REDIS_URL=redis://redis:6379/0", "GATEWAY_SYNC=disabled"):
         assert f"- {fact}\n" in block("worker")
         assert f"- {fact}\n" in block("flower")
+        assert f"- {fact}\n" in block("beat")
+
+
+def test_beat_is_optional() -> None:
+    """It starts only with `--profile beat`, and reads the schedules and the store of the others."""
+    text = block("beat")
+
+    assert "profiles: [beat] #" in text
+    assert COMPOSE.count("profiles:") == 1
+    assert "command: celery -A crawler beat\n" in text
+    for mount in ("- ./data:/data\n", "- ./config:/config:ro\n"):
+        assert mount in text
 
 
 def test_nothing_listens_but_on_this_machine() -> None:
@@ -65,7 +78,7 @@ def test_nothing_needs_to_be_set() -> None:
     assert "env_file" not in COMPOSE
 
 
-@pytest.mark.parametrize("name", ["redis", "worker", "flower"])
+@pytest.mark.parametrize("name", ["redis", "worker", "flower", "beat"])
 def test_containers_keep_no_rights(name: str) -> None:
     """What runs for long has no capability, or only those it takes to become the owner of
     ./data."""
@@ -177,14 +190,14 @@ class Moved:
         self.started.append(process)
         return process
 
-    def healthy(self) -> bool:
-        """What the worker's health check says."""
-        test = self.services["worker"]["healthcheck"]["test"]
+    def healthy(self, name: str = "worker") -> bool:
+        """What the health check of a service says."""
+        test = self.services[name]["healthcheck"]["test"]
         assert test[:3] == ["CMD", "python", "-c"]
-        program = test[3].replace("/data/", f"{self.folder.data}/")
+        program = test[3].replace("/data", str(self.folder.data))
         return (
             subprocess.run(
-                [str(self.bin / "python"), "-c", program], env=self.env("worker"), check=False
+                [str(self.bin / "python"), "-c", program], env=self.env(name), check=False
             ).returncode
             == 0
         )
@@ -256,6 +269,24 @@ def test_the_processes_of_the_file_collect_and_leave_nothing(folder: Folder, sit
         for port in (moved.port, moved.flower_port):
             with socket.socket() as probe:
                 assert probe.connect_ex(("127.0.0.1", port))
+    finally:
+        moved.kill()
+
+
+def test_the_beat_of_the_file_runs_and_ends(folder: Folder) -> None:
+    """By the file's own lines, also while Redis is away; healthy only while it runs."""
+    moved = Moved(folder)
+    try:
+        assert moved.start("prepare").wait(30) == 0, (folder.path / "prepare.log").read_text()
+        assert not moved.healthy("beat")
+        beat = moved.start("beat")
+        wait_for(lambda: moved.healthy("beat"), 60, "a healthy beat")
+
+        beat.terminate()
+
+        assert beat.wait(60) == 0, (folder.path / "beat.log").read_text()
+        assert not moved.healthy("beat")
+        assert "there are no schedules" in (folder.path / "beat.log").read_text()
     finally:
         moved.kill()
 

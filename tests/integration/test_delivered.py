@@ -206,7 +206,7 @@ def test_who_wants_a_second_stack_is_told_how_to_end_the_first(folder: Folder) -
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             pytest.raises(StackIsUp, match="whether `up` or `ondemand` has started it"),
-            Orchestrator(folder.settings),
+            Orchestrator(folder.settings, join=False),
         ):
             pass
 

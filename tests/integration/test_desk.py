@@ -22,6 +22,7 @@ from crawler.stack import read_stack
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, wait_for
+from tests.support.tasks import new, open_job
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,27 @@ def test_the_live_view(crawled: Folder) -> None:
     os.close(terminal)
 
 
+def test_status_shows_open_jobs_and_the_last_that_ended(folder: Folder) -> None:
+    """Many jobs that schedules have made hide no open one, and names are not cut that fit."""
+    long_name = "a-site-with-a-long-name.example-2026-11-17"
+    with folder.lpm() as lpm:
+        job = open_job(lpm, "still-open")
+        lpm.persist_tasks([new("http://a.example/1")], job=job)
+        for n in range(15):
+            lpm.imports.close(open_job(lpm, f"{long_name}-{n:02}"), lpm.now())
+        lpm.imports.close(job, lpm.now())
+        lpm.jobs.finalise(lpm.now())
+
+    wide = folder.crawler("status", COLUMNS="150").stdout
+    narrow = folder.crawler("status", COLUMNS="80").stdout
+
+    names = [line.split()[0] for line in wide.splitlines() if line.startswith(("still", "a-site"))]
+    assert names == ["still-open", *(f"{long_name}-{n:02}" for n in range(5, 15))]
+    assert "and 5 jobs that ended earlier: " in wide
+    assert "a-site-with-a" in narrow
+    assert max(len(line) for line in narrow.splitlines() if "a-site" in line) < 80
+
+
 def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, pages: Pages) -> None:
     """Below CRAWLER_MIN_FREE nothing more is claimed, `status` and the log say so; with room again
     work goes on."""
@@ -322,7 +344,7 @@ def _keys(client: object, number: int) -> list[bytes]:
     return list(client.keys("*"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 8, 9, 10])
 def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, version: int) -> None:
     """It is backed up, migrated, and its open tasks are done; what was collected stays as it
     was."""
@@ -368,7 +390,7 @@ def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, versio
     assert len(list((folder.data / "pending").glob("*.json"))) == count - 1
 
 
-@pytest.mark.parametrize("version", [4, 5, 8])
+@pytest.mark.parametrize("version", [4, 5, 8, 9, 10])
 def test_a_bundle_of_an_earlier_version_is_taken_in(folder: Folder, version: int) -> None:
     """Results that a program before this one has bundled are stored, each once."""
     with tarfile.open(

@@ -115,6 +115,25 @@ def test_a_server_that_forgets_a_list_and_says_so_nowhere(folder: Folder, portal
     assert portal.forgetful == 0
 
 
+def test_a_list_goes_on_after_its_cookies_are_gone(folder: Folder, portal: Portal) -> None:
+    """They go when the job ends; a task that is tried again later begins its list anew."""
+    portal.broken = True
+    describe(folder, portal, "retry: {{attempts: 1}}\n", LISTS)
+    crawled = folder.crawler("crawl", "county", "--workers", "2")
+    assert crawled.returncode == 1, crawled.stderr
+    assert "1 failed: http_500" in crawled.stdout
+    assert list((folder.data / "sessions").glob("*.cookies")) == []
+
+    portal.broken = False
+    assert folder.crawler("retry", "--failed").returncode == 0
+    done = folder.crawler("resume")
+
+    assert done.returncode == 0, done.stdout
+    found = Counter(result["url"] for result in folder.results())
+    assert found[f"{portal.url}/search"] == 4
+    assert list((folder.data / "sessions").glob("*.cookies")) == []
+
+
 ROWS = "start:\n  - url: {url}/search\n    form: {{values: {{owner: '{{Owner}} & co'}}}}\n"
 
 
@@ -139,7 +158,7 @@ def test_a_search_for_each_row_of_a_file(folder: Folder, portal: Portal) -> None
 
     without = folder.crawler("crawl", "county")
     assert without.returncode == 2
-    assert "needs the columns owner: give them with --rows FILE" in without.stderr
+    assert "needs the columns owner: give them with crawl --rows FILE" in without.stderr
     file.write_text("parcel_id,OWNER\n1,\n,,,,\n")
     refused = folder.crawler("crawl", "county", "--rows", str(file))
     assert (refused.returncode, len(folder.status()["jobs"])) == (2, 1)
@@ -174,7 +193,9 @@ def test_a_form_for_each_row(tmp_path: Path, portal: Portal) -> None:
     ]
     receipt = folder.lpm().receipt(first.job)
     assert (receipt.rows, receipt.known, receipt.rejected) == (5, 1, 2)
-    with pytest.raises(UsageError, match="needs the columns owner: give them with --rows FILE"):
+    with pytest.raises(
+        UsageError, match="needs the columns owner: give them with crawl --rows FILE"
+    ):
         crawls.begin(Settings(data_dir=folder.data), plan)
 
 
@@ -211,6 +232,56 @@ def test_a_crawl_does_not_sign_itself_out(folder: Folder, portal: Portal) -> Non
     assert portal.paths().count("/login") == 2
     skipped = folder.lpm().store.db.all("SELECT error_type FROM tasks WHERE status = 'skipped'")
     assert skipped == [("login_page",)] * 2
+
+
+def hall(portal: Portal) -> str:
+    """The URL of a page that links to one behind a login."""
+    text = "All of the county. " * 30
+    portal.answers["/home"] = Reply(f"<title>Home</title><p>{text}<a href=/members/1>mine</a>")
+    return f"{portal.url}/home"
+
+
+def walled(folder: Folder) -> tuple[str, str]:
+    """State and reason of the page behind a login."""
+    rows = folder.lpm().store.db.all(
+        "SELECT status, error_type FROM tasks WHERE url LIKE '%/members/1'"
+    )
+    return (rows[0][0], rows[0][1])
+
+
+def test_a_link_to_a_login_wall_is_no_failure(folder: Folder, portal: Portal) -> None:
+    """As robots.txt does, it skips a page that nobody asked for; the summary names it, and no
+    result is made of it."""
+    done = folder.crawler("crawl", hall(portal), "--sitemap", "skip")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert walled(folder) == ("skipped", "login_wall")
+    assert "1 of 2 pages collected" in done.stdout
+    assert "1 skipped: login_wall" in done.stdout
+    assert [result["url"] for result in folder.results()] == [f"{portal.url}/home"]
+    kept = list((folder.data / "raw").glob("*-quarantine-*"))
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("given", ["start", "rule", "cookies"])
+def test_a_login_wall_in_place_of_a_wanted_page_is_a_failure(
+    folder: Folder, portal: Portal, given: str
+) -> None:
+    """Where the page is a start, a rule of the site's file chose it, or the job has cookies."""
+    start, more = hall(portal), []
+    if given == "start":
+        more = [f"{portal.url}/members/1"]
+    elif given == "rule":
+        describe(folder, portal, "follow: [{{css: a}}]\n")
+    else:
+        file = folder.path / "cookies.txt"
+        file.write_text("127.0.0.1\tFALSE\t/\tFALSE\t0\tauth\told\n")
+        more = ["--cookie-file", str(file)]
+
+    done = folder.crawler("crawl", start, *more, "--sitemap", "skip")
+
+    assert done.returncode == 1, done.stdout
+    assert walled(folder) == ("failed", "login_wall")
 
 
 def test_no_page_of_a_crawl_gives_a_secret_away(folder: Folder, portal: Portal) -> None:
@@ -252,6 +323,67 @@ def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, port
     assert portal.logins == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("shell", "{}/members/4", "-c", "print(css('h1')[0].text())"), "Parcel 4"),
+        (("sites", "new", "{}/members/4"), "owner: {label: Owner}"),
+    ],
+)
+def test_a_page_behind_a_login_can_be_looked_at(
+    folder: Folder, portal: Portal, command: tuple[str, ...], shown: str
+) -> None:
+    """`shell` and `sites new` sign in by the login of the site's file, with the secrets of a file;
+    without such a login, secrets are refused before anything is asked for."""
+    command = tuple(each.format(portal.url) if "{}" in each else each for each in command)
+    given = ("--secrets", write_secrets(folder))
+
+    refused = folder.crawler(*command, *given)
+    assert refused.returncode == 2
+    assert "--secrets: no site's file has a login for 127.0.0.1; add" in refused.stderr
+    assert portal.heard == []
+
+    describe(folder, portal, LOGIN)
+    done = folder.crawler(*command, *given)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+    assert portal.logins == 1
+    assert PASSWORD not in done.stdout + done.stderr
+    copy = "the draft has no login: copy it from the file of the site county"
+    assert (copy in done.stderr) == (command[0] == "sites")
+
+
+def test_scrape_signs_in_with_the_secrets_of_the_sites_file(folder: Folder, portal: Portal) -> None:
+    """As a crawl of the site does; a file that is not there is an error before any request."""
+    describe(folder, portal, LOGIN, "  secrets: mine.txt\n")
+    page = f"{portal.url}/members/4"
+    missing = folder.crawler("scrape", page)
+    assert (missing.returncode, portal.heard) == (2, [])
+    assert "login.secrets of the site county" in missing.stderr
+
+    Path(write_secrets(folder)).rename(folder.path / "config" / "mine.txt")
+    done = folder.crawler("scrape", page)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Parcel 4" in done.stdout
+    assert portal.logins == 1
+
+
+def test_shell_with_secrets_does_not_show_the_stored_page(folder: Folder, portal: Portal) -> None:
+    """It fetches the page again; without secrets, the stored page is shown."""
+    describe(folder, portal, LOGIN)
+    page, given = f"{portal.url}/members/4", ("--secrets", write_secrets(folder))
+    folder.crawler("scrape", page, *given)
+    asked = portal.paths().count("/members/4")
+
+    stored = folder.crawler("shell", page, "-c", "1")
+    assert (", stored;" in stored.stderr, portal.paths().count("/members/4")) == (True, asked)
+    fetched = folder.crawler("shell", page, "-c", "1", *given)
+
+    assert "fetched now, not stored" in fetched.stderr
+    assert portal.paths().count("/members/4") > asked
+
+
 def sessions(folder: Folder) -> list[Path]:
     """The files that hold the secrets of jobs; nobody else may read them."""
     files = list((folder.data / "sessions").glob("*"))
@@ -262,7 +394,7 @@ def sessions(folder: Folder) -> list[Path]:
 def test_no_secret_comes_out(folder: Folder, portal: Portal) -> None:
     """Neither a password, a user name nor a login's cookie is in the ledger, a page, a log, an
     export, what commands say, or the command line of any process."""
-    portal.lasts = 5
+    portal.lasts, portal.echoes = 5, True
     members = "".join(f"  - {{url}}/members/{n}\n" for n in range(30))
     describe(folder, portal, LOGIN, "start:\n", members)
     secrets = write_secrets(folder)
@@ -305,3 +437,4 @@ def test_no_secret_comes_out(folder: Folder, portal: Portal) -> None:
     # The pages are there, and what was hidden is marked.
     kept = b"".join(gzip.decompress(path.read_bytes()) for path in folder.data.rglob("*.warc.gz"))
     assert kept.count(b"Set-Cookie: auth=***; Path=/; HttpOnly") >= 30
+    assert kept.count(b"<td class=owner>***</td>") == 30

@@ -150,16 +150,17 @@ def test_dozens_of_costly_pages_at_once_hurt_nobody(folder: Folder, pages: Pages
 def test_pages_that_grow_and_stall_share_the_memory_of_their_process(
     folder: Folder, site: Site
 ) -> None:
-    """A hundred pages of 9.9 MB that never end: memory stays bounded, and what gave way costs
-    nothing."""
+    """Pages of 9.9 MB that never end, of more than the memory there is: it stays bounded, and
+    what gave way costs nothing."""
     # Given a worker with one child, and pages that are given up after some seconds
     configure(folder, 5)
     folder.env["CRAWLER_PAGES"] = "256"
     folder.worker(concurrency=1)
     [child] = folder.children()
     before = peak(child)
-    good = [site.page(n) for n in range(100)]
-    bad = [f"{site.url}/stall/unpacked?{n}" for n in range(100)]
+    good = [site.page(n) for n in range(80)]
+    bad = [f"{site.url}/stall/unpacked?{n}" for n in range(80)]
+    assert len(bad) * 9_900_000 > Memory().most + 150_000_000
 
     # When they come all at once
     crawl(folder, [url for pair in zip(bad, good, strict=True) for url in pair], 300)
@@ -280,8 +281,8 @@ def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) ->
 def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(
     folder: Folder, site: Site
 ) -> None:
-    """Hundreds of pages of 9.9 MB whose servers fall silent give way to pages of other hosts, and
-    end by themselves."""
+    """Pages of 9.9 MB whose servers fall silent, of more than the memory there is, give way to
+    pages of other hosts, and end by themselves."""
     # Given pages that nobody gives up soon, on one host, and good ones on three others, all in one
     # child
     configure(folder, 900)
@@ -289,7 +290,8 @@ def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(
     worker = folder.worker(concurrency=1)
     [child] = folder.children()
     before = peak(child)
-    stalled = [f"{site.url}/stall/unpacked?{n}" for n in range(200)]
+    stalled = [f"{site.url}/stall/unpacked?{n}" for n in range(100)]
+    assert len(stalled) * 9_900_000 > Memory().most + 150_000_000
     with contextlib.ExitStack() as stack:
         hosts = [stack.enter_context(Pages(f"127.0.0.{n}")) for n in (2, 3, 4)]
         bring(folder, stalled)

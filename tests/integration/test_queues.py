@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from crawler.config import Settings
@@ -270,6 +271,32 @@ def typed(folder: Folder, *argv: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("broken", [{"id": ["l"]}, {"timelimit": "soon"}, {"task": None}])
+def test_a_malformed_message_costs_nothing_but_itself(
+    folder: Folder, site: Site, redis_url: str, broken: dict[str, Any]
+) -> None:
+    """Whoever may write to Redis cannot end the worker with it: the message is dropped, and work
+    goes on."""
+    folder.env["REDIS_URL"] = redis_url
+    worker = folder.worker(concurrency=1, queues="default")
+    program = (
+        "from crawler.tasks import slice_task as t; t.apply_async(('feed', []), queue='urgent')"
+    )
+    argv = [sys.executable, "-c", program]
+    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=240, check=True)
+    client: Any = folder.redis()
+    message = json.loads(client.lpop("urgent"))
+    message["headers"] |= broken
+    client.lpush("default", json.dumps(message))
+
+    wait_for(lambda: "a malformed message is dropped" in folder.log(worker), 60, "the log's line")
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(1)])))
+
+    folder.wait_until_done(1, 60)
+    assert worker.poll() is None
+    assert not client.hlen("unacked")
+
+
 def test_a_worker_of_another_ledger_puts_messages_back(
     folder: Folder, site: Site, redis_url: str
 ) -> None:
@@ -280,7 +307,7 @@ def test_a_worker_of_another_ledger_puts_messages_back(
     folder.redis().flushall()
     worker = folder.worker(concurrency=1)
     program = (
-        "from crawler.tasks import scrape_chunk_task as t; "
+        "from crawler.tasks import slice_task as t; "
         "t.apply_async(('feed', ['x']), task_id='foreign')"
     )
     argv = [sys.executable, "-c", program]

@@ -13,6 +13,7 @@ import pytest
 
 from crawler.cli.main import cli
 from tests.support.disk import only_reading
+from tests.support.listing_rows import Writer
 from tests.support.stack import Folder
 from tests.support.tasks import done
 
@@ -25,12 +26,21 @@ READING = {
     "job show": ["parcels.csv"],
     "job verify": ["parcels.csv"],
     "judge": [URL],
+    "listings changes": ["--html", "a.html"],
+    "listings duplicates": [],
+    "listings export": ["--output", "listings.csv"],
+    "listings history": ["imoti:1"],
+    "listings list": [],
+    "listings show": ["imoti:1"],
     "raw": [URL],
+    "replay": [],
     "results bundle": ["--output", "a.crawlbundle.tar.zst"],
     "results export": ["--output", "a.csv", "--all-rows"],
+    "results follow": ["--no-wait"],
     "results list": ["--limit", "5"],
     "results show": [URL],
     "shell": [URL, "--stored", "--code", "print(page.status)"],
+    "sites schedules": [],
     "status": [],
     "sync rejected": [],
     "sync status": [],
@@ -39,8 +49,10 @@ READING = {
 }
 WRITING = {
     "bulk import", "crawl", "demo", "prune", "domains reset", "drill", "job accept", "job cancel",
-    "job pause", "job resume", "ondemand", "results archive", "results unbundle", "resume", "retry",
-    "run", "scrape", "sites new", "sync push", "sync retry", "up", "down", "worker",
+    "job pause", "job resume", "listings confirm", "listings separate", "listings visit",
+    "ondemand", "results archive", "results unbundle",
+    "resume", "retry", "run", "scrape", "sites crawl", "sites new", "sync push", "sync retry", "up",
+    "down", "worker",
 }  # fmt: skip
 ELSEWHERE = {"domains list", "completion", "map", "sites check", "sites list", "sites show"}
 """What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""
@@ -54,6 +66,7 @@ def store(folder: Folder) -> Iterator[Folder]:
     with closing(folder.lpm()) as lpm:
         lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
         lpm.jobs.finalise(lpm.now())
+        Writer(lpm).add("imoti", "1")
     yield folder
     for path in (folder.data, *folder.data.rglob("*")):
         path.chmod(0o700)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crawler.cli.commands.bulk import report
+from crawler.cli.running import report
 from crawler.db.connection import writing
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager

@@ -1,6 +1,8 @@
 """A crawl of a site that was crawled before, and of one that redirects."""
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ import pytest
 
 from crawler.examples.server import Running
 from tests.support.changing import ENDLESS, HOST
-from tests.support.stack import Folder
+from tests.support.pages import HTML, Answer, Pages, parcel
+from tests.support.stack import Folder, wait_for
 
 
 @pytest.fixture
@@ -34,9 +37,14 @@ def crawl(folder: Folder, site: Running, raw: str = "all") -> dict[str, Any]:
     receipt: dict[str, Any] = json.loads(done.stdout)
     with folder.lpm() as lpm:
         tasks = list(lpm.tasks.select(lpm.jobs.named(receipt["job"])))
+    # A sitemap that a page links to is two tasks with one URL.
     receipt["ends"] = {
-        task["url"].removeprefix(base): task["reason"] or task["status"] for task in tasks
+        ("sitemap " * (task["role"] == "sitemap")) + task["url"].removeprefix(base): (
+            task["reason"] or task["status"]
+        )
+        for task in tasks
     }
+    assert len(receipt["ends"]) == len(tasks)
     return receipt
 
 
@@ -59,7 +67,7 @@ def test_every_redirect_ends_where_it_should(folder: Folder, site: Running) -> N
     assert (ends["/private"], ends["/missing"]) == ("robots", "http_404")
     assert (ends[f"{ENDLESS}9"], ends[f"{ENDLESS}10"]) == ("redirected", "too_many_redirects")
     assert f"{ENDLESS}11" not in ends
-    assert ends["/robots.txt"] == "sitemap"
+    assert ends["sitemap /robots.txt"] == ends["sitemap /sitemap.xml"] == "sitemap"
     assert ends["/dated"] == "completed"  # by a sitemap that the start page links to, too
     assert asked(site)["/new"] == 1
     assert receipt["crawl"]["bad"] == 3
@@ -92,6 +100,7 @@ def test_a_page_that_has_not_changed_keeps_its_links(
     assert (verdicts["/etag"], verdicts["/dated"]) == (unchanged, unchanged)
     assert (verdicts["/future"], verdicts["/behind-etag"]) == ("ok", "ok")
     assert (more["/etag"], more["/dated"]) == (1, int(raw == "none"))
+    assert (first["unchanged"], second["unchanged"]) == (0, 2 * (raw == "all"))
 
     third = crawl(folder, site, raw)
     assert third["ends"] == first["ends"]
@@ -99,6 +108,8 @@ def test_a_page_that_has_not_changed_keeps_its_links(
     dated = [result for result in folder.results() if result["url"].endswith("/dated")]
     if raw == "all":
         assert len({result["scraped_at"] for result in dated}) == 1  # when it was really fetched
+        told = folder.crawler("crawl", f"{site.url(HOST)}/", "--workers", "1").stdout
+        assert "pages collected, 2 unchanged; results in" in told
 
 
 def test_a_limit_is_kept_and_named(folder: Folder, site: Running) -> None:
@@ -109,6 +120,87 @@ def test_a_limit_is_kept_and_named(folder: Folder, site: Running) -> None:
     assert receipt["crawl"]["pages"] == 3
     assert [each["guard"] for each in receipt["crawl"]["left_out"]] == ["limit"]
     assert "guard limit:" in folder.crawler(*limited).stdout
+
+
+def test_a_shorter_way_that_is_found_late_brings_links_back(folder: Folder, pages: Pages) -> None:
+    """With --depth, the links of a page that was fetched first by a longer way are followed as far
+    as the shortest way allows, and no page is fetched twice."""
+    links = {
+        "/": ["/a", "/b"],
+        "/a": ["/x"],
+        "/b": ["/c"],
+        "/c": ["/x"],
+        "/x": ["/y"],
+        "/y": ["/z"],
+    }
+    for path, targets in links.items():
+        text = "".join(f"<li><a href={target}>{target}</a>" for target in targets)
+        pages.answers[path] = Answer(parcel(1, path) + text, headers=HTML)
+    pages.answers["/z"] = Answer(parcel(1, "/z"), headers=HTML)
+
+    def rule(path: str) -> None:
+        if path == "/a":
+            url = f"{pages.url}/x"
+            wait_for(lambda: any(each["url"] == url for each in folder.results()), 60, "the page")
+
+    pages.rule = rule
+    command = ("crawl", f"{pages.url}/", "--sitemap", "skip", "--workers", "1", "--depth", "3")
+    done = folder.crawler(*command)
+
+    assert done.returncode == 0, done.stderr
+    depths = {result["url"].removeprefix(pages.url): result["depth"] for result in folder.results()}
+    assert depths == {"/": 0, "/a": 1, "/b": 1, "/c": 2, "/x": 2, "/y": 3}
+    assert "1 page read again for links" in done.stdout
+    assert set(Counter(pages.paths()).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("limited", "raw"), [("limit", "all"), ("limit", "none"), ("depth", "all"), ("site", "all")]
+)
+def test_a_limit_that_is_raised_brings_back_what_it_left_out(
+    folder: Folder, pages: Pages, limited: str, raw: str
+) -> None:
+    """While the crawl is open, with the next command: every page comes once, and none is fetched
+    again but those that are not stored."""
+    paths = {f"/list/{n}": [f"/item/{n}{k}" for k in range(5)] for n in range(5)}
+    paths["/"] = list(paths)
+    for path, targets in paths.items():
+        text = "".join(f"<li><a href={target}>{target}</a>" for target in targets)
+        pages.answers[path] = Answer(parcel(1) + text, headers=HTML)
+    for n in range(25):
+        pages.answers[f"/item/{n // 5}{n % 5}"] = Answer(parcel(n), headers=HTML)
+    file = folder.path / "config" / "sites" / "here.yaml"
+    file.parent.mkdir(parents=True)
+    site = "hosts: [127.0.0.1]\n"
+    file.write_text(f"{site}limit: 8\n" if limited == "site" else site)
+    low = {"limit": ("--limit", "8"), "depth": ("--depth", "1"), "site": ()}[limited]
+    command = ("crawl", f"{pages.url}/", "--sitemap", "skip", "--workers", "1")
+    is_over = threading.Event()
+
+    def hold(path: str) -> None:
+        if path == "/list/4":
+            is_over.wait(600)
+
+    pages.rule = hold
+    first = folder.start("crawler", *command, *low, CRAWLER_RAW=raw)
+    wait_for(lambda: folder.data.exists() and len(folder.results()) > 4, 60, "five pages")
+    first.terminate()
+    first.wait(60)
+    is_over.set()
+    assert folder.books().open
+
+    file.write_text(site)
+    done = folder.crawler(*command, CRAWLER_RAW=raw)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "will be read again, from the store, for links left out before" in done.stderr
+    assert "31 of 31 pages collected" in done.stdout
+    assert "guard" not in done.stdout
+    asked = Counter(each.path for each in pages.asked if each.path != "/robots.txt")
+    found = Counter(result["url"].removeprefix(pages.url) for result in folder.results())
+    assert (len(found), set(found.values())) == (31, {1})
+    if raw == "all":
+        assert {path for path, times in asked.items() if times > 1} <= {"/list/4"}
 
 
 @pytest.mark.parametrize(

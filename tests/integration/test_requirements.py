@@ -23,7 +23,7 @@ for _ in range(5):
 print(before, breaker.can_request('blocked.example'), breaker.state('blocked.example'))
 "
 """
-LIMITER = """CRAWLER_RATE=1/h python -c "
+LIMITER = """CRAWLER_RATE=1/m python -c "
 import time
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 limiter = RedisRateLimiter()
@@ -186,7 +186,8 @@ def test_calls_by_either_name_end_with_a_result(folder: Folder, site: Site, redi
     results = folder.results()
     assert [done.returncode for done in calls] == [0, 0, 2]
     assert calls[2].stderr.splitlines()[-1] == (
-        "Error: there is no task 'crawl_urls'; there are crawl_url, scrape_chunk_task, scrape_task"
+        "Error: there is no task 'crawl_urls'; there are aggregate_results_task, crawl_url, "
+        "scrape_chunk_task, scrape_site_task, scrape_task, slice_task"
     )
     assert sorted(result["url"] for result in results) == [site.page(0), site.page(1)]
     assert [result["input"] for result in results] == [

@@ -42,6 +42,25 @@ def test_list_names_every_site(folder: Folder, sites: Path) -> None:
         assert part in text
 
 
+def test_check_names_the_secrets_files_of_logins(folder: Folder, sites: Path) -> None:
+    """One that is missing is a fault; one that others may use is a warning on stderr."""
+    with (sites / "county.yaml").open("a") as file:
+        file.write("login: {url: 'http://a.example/in', secrets: s.txt, form: {values: {p: $p}}}\n")
+    missing = folder.crawler("sites", "check")
+    assert (missing.returncode, "county.yaml, line 6: login.secrets: " in missing.stdout) == (
+        2,
+        True,
+    )
+
+    (sites.parent / "s.txt").write_text("p=1\n")
+    (sites.parent / "s.txt").chmod(0o644)
+    open_to_all = folder.crawler("sites", "check", "--json")
+
+    assert (open_to_all.returncode, json.loads(open_to_all.stdout)) == (0, [])
+    assert "warning: others than its owner may use" in open_to_all.stderr
+    assert "chmod 600" in open_to_all.stderr
+
+
 def test_list_without_files_says_so(folder: Folder) -> None:
     """An empty list is no error."""
     done = folder.crawler("sites", "list")
@@ -123,9 +142,14 @@ def test_new_drafts_a_file(folder: Folder, pages: Pages) -> None:
     shown = folder.crawler("sites", "new", f"{pages.url}/list")
     assert shown.returncode == 0, shown.stderr
     assert "6 links to items" in shown.stderr
+    assert "the draft has no link to the next page: if the list has more pages, add" in shown.stderr
+    assert (
+        f"the draft has no fields: draft from an item, such as {pages.url}/page/10" in shown.stderr
+    )
 
     as_json = json.loads(folder.crawler("sites", "new", f"{pages.url}/list", "--json").stdout)
     assert (as_json["items"], as_json["text"]) == (6, shown.stdout)
+    assert len(as_json["lacks"]) == 2
 
     made = folder.crawler("sites", "new", f"{pages.url}/list", "--output", str(target))
     assert made.returncode == 0, made.stderr

@@ -14,7 +14,7 @@ import pytest
 
 from crawler import times
 from crawler.cli.commands.status import gather
-from crawler.cli.output import CrawlProgress
+from crawler.cli.progress import CrawlProgress
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -204,9 +204,11 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
         "",
         "",
     ]
-    with CrawlProgress(None) as progress:
+    with CrawlProgress() as progress:
+        job = progress.add("all jobs", None)
         for reason in reasons:
-            progress.show(TaskCounts(accepted=2, pending=2), reason)
+            job.update(TaskCounts(accepted=2, pending=2), reason)
+            progress.show()
     said = [
         line
         for line in capfd.readouterr().err.splitlines()
@@ -372,13 +374,14 @@ class Looks:
         deadline = None if deadline_in_s is None else time.time() + deadline_in_s
         job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None,
                   created_at=0, completed_at=None, deadline=deadline)  # fmt: skip
-        self.progress = CrawlProgress(job, every_s=0.0, clock=self._clock)
+        self._progress = CrawlProgress(every_s=0.0, clock=self._clock)
+        self._job = self._progress.add(job.name, job)
 
     def look(self, done: int, reason: str = "") -> None:
         """Show so many of 50,000 done."""
-        self.progress.show(
-            TaskCounts(accepted=50_000, pending=50_000 - done, completed=done), reason
-        )
+        books = TaskCounts(accepted=50_000, pending=50_000 - done, completed=done)
+        self._job.update(books, reason)
+        self._progress.show()
         self._clock.now += 1
 
 

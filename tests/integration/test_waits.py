@@ -33,7 +33,9 @@ from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new, open_job
 
-TIME = r"[\d:]+ \w+, in \d+ \w+"
+CLOCK = r"(?:\w{3} \d\d \w{3} )?[\d:]+ \w+"
+"""A time of day, with its date where that is not today's."""
+TIME = rf"{CLOCK}, in \d+ \w+"
 
 
 def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(
@@ -272,10 +274,10 @@ def test_a_run_with_nothing_to_do_says_since_when(folder: Folder, site: Site) ->
     assert (first.returncode, again.returncode, fresh.returncode) == (0, 0, 0)
     assert "nothing was fetched" not in first.stderr
     assert re.search(
-        r"job pages\.txt was already done \([\d:]+ \w+\): nothing was fetched", again.stderr
+        rf"job pages\.txt was already done \({CLOCK}\): nothing was fetched", again.stderr
     )
     assert re.search(
-        r"job pages\.txt-2 was already done \([\d:]+ \w+\): nothing was fetched", fresh.stderr
+        rf"job pages\.txt-2 was already done \({CLOCK}\): nothing was fetched", fresh.stderr
     )
     assert sum(site.hits().values()) == 3
 

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from crawler.celery_app import Queued
 from crawler.db.dispatch import Chunk
-from crawler.models import Job, TaskCounts
 
 
 class MemoryBroker:
-    """Keeps messages in a list, and shows progress to nobody."""
+    """Keeps messages in a list."""
 
     def __init__(self) -> None:
         self._queued: list[Queued] = []
@@ -24,6 +23,3 @@ class MemoryBroker:
     def withdraw(self, messages: Sequence[Queued]) -> None:
         """Take these out of their queues."""
         self._queued = [each for each in self._queued if each not in messages]
-
-    def mirror(self, job: Job, books: TaskCounts) -> None:
-        """Nobody looks."""

@@ -8,7 +8,7 @@ from crawler.fetch import charset
 from crawler.judge import Verdict
 from crawler.judge.rules import judge
 from crawler.models import Page
-from crawler.scraping import is_html
+from crawler.scraping.examine import is_html
 from crawler.sites.parser import parse
 
 FOLDER = Path(__file__).parents[1] / "corpus"

@@ -20,7 +20,7 @@ import msgspec
 
 from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.intake import task
-from tests.support.stack import PATIENCE_S, wait_for
+from tests.support.stack import PATIENCE_S, wait_for, warm
 
 TOKEN = "open-sesame-7"
 
@@ -58,7 +58,7 @@ class Gateway:
         self._argv += ["--faults", str(faults), "--seed", str(seed)] if faults else []
         for name, value in options.items():
             self._argv += [f"--{name.replace('_', '-')}", str(value)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self.start()
 
     @property
@@ -87,14 +87,20 @@ class Gateway:
         """Start the server, and wait until it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "GATEWAY_"))}
+        env = clean | {"GATEWAY_TOKEN": self.token} | self._env
+        argv = ["gateway", "serve", *self._argv]
         with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "crawler", "gateway", "serve", *self._argv],
-                env=clean | {"GATEWAY_TOKEN": self.token} | self._env,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            if warm().suits(env):
+                self._process = warm().start("crawler", argv, Path.cwd(), env, out.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "crawler", *argv],
+                    env=env,
+                    stdout=out,
+                    stderr=out,
+                    text=True,
+                    start_new_session=True,
+                )
         wait_for(self._answers, 30, f"the gateway's first word; its log: {self.log}")
 
     def _answers(self) -> bool:

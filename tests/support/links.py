@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from crawler import urls
 from crawler.db.links import Start
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import CrawlOptions, JobOptions, Link, Role, Task
+from crawler.models import CrawlOptions, Job, JobOptions, Link, Role, Task
 from tests.support.tasks import done
 
 NOW = 1_000.0
@@ -24,9 +26,16 @@ class Crawl:
     def __init__(self, folder: Path, name: str = "crawl", **options: Any) -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.options = CrawlOptions(starts=("http://a.example/",), hosts=("a.example",), **options)
-        self.job = self.lpm.imports.open_job(
-            key=name,
-            name=name,
+        self._name = name
+        self.job = self._open()
+        start = Start(link("/", role=Role.START, depth=0), {"parcel_id": "P1", "note": "x"})
+        assert self.lpm.crawls.add_starts(self.job, [start], NOW) == 1
+        self.lpm.imports.close(self.job, NOW)
+
+    def _open(self) -> Job:
+        return self.lpm.imports.open_job(
+            key=self._name,
+            name=self._name,
             queue="default",
             source="crawl",
             source_file=None,
@@ -34,9 +43,15 @@ class Crawl:
             now=NOW,
             options=JobOptions(crawl=self.options),
         )
-        start = Start(link("/", role=Role.START, depth=0), {"parcel_id": "P1", "note": "x"})
-        assert self.lpm.crawls.add_starts(self.job, [start], NOW) == 1
-        self.lpm.imports.close(self.job, NOW)
+
+    def with_options(self, **options: Any) -> Job:
+        """Continue the crawl with other options; pages in flight do not know of it."""
+        before = self.options
+        self.options = msgspec.structs.replace(before, **options)
+        job = self._open()
+        self.options = before
+        self.lpm.imports.close(job, NOW)
+        return job
 
     def claim(self, count: int = 1) -> list[Task]:
         """Claim the next tasks."""

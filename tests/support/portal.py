@@ -59,6 +59,10 @@ class Portal:
         self.refused = 0
         self.forgetful = 0
         """How many postbacks of /list are answered with an empty list and status 200."""
+        self.broken = False
+        """Whether the further pages of a search are answered with status 500."""
+        self.echoes = False
+        """Whether pages behind the login show their visitor's cookie."""
         self.wall_status = 200
         """How a page says that it needs a login: the login page itself, or 302 to it."""
         self._tokens: dict[str, str] = {}
@@ -141,6 +145,8 @@ class Portal:
         return moved("/results", 303)
 
     def _results(self, heard: Heard, cookies: dict[str, str]) -> Reply:
+        if self.broken and heard.method == "POST":
+            return Reply("<h1>Out of order</h1>", 500)
         search = self._searches.get(cookies.get("sid", ""))
         if search is None:
             return moved("/search")
@@ -201,7 +207,8 @@ class Portal:
                 return moved(f"/login?to=/members/{number}", self.wall_status)
             self._left[sid] -= 1
         renewed = ("Set-Cookie", f"auth={sid}; Path=/; HttpOnly")
-        return Reply(parcel(number), headers=[renewed])
+        owner = sid if self.echoes else "Nora Whitfield"
+        return Reply(parcel(number, owner), headers=[renewed])
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         portal = self

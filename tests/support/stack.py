@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import psutil
@@ -32,11 +32,12 @@ DAEMONS = ("up", "worker")
 
 
 @cache
-def _warm() -> Warm:
+def warm() -> Warm:
+    """The interpreter of this process's commands."""
     return Warm()
 
 
-def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
+def wait_for(condition: Callable[[], Any], limit_s: float, what: str, pause_s: float = 0.02) -> Any:
     """Wait until the condition gives something true, and give that; a limit that is reached is a
     failure."""
     limit_s = max(limit_s, PATIENCE_S)
@@ -47,7 +48,7 @@ def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
             return value
         if time.monotonic() > end:
             raise AssertionError(f"waited {limit_s:g} s for: {what}")
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 class Folder:
@@ -82,8 +83,8 @@ class Folder:
     ) -> subprocess.CompletedProcess[str]:
         """Type a command and wait for its end."""
         env = self.env | env
-        if args[0] not in DAEMONS and _warm().suits(env):
-            return _warm().run(args, self.path, env, limit_s)
+        if args[0] not in DAEMONS and warm().suits(env):
+            return warm().run(args, self.path, env, limit_s)
         return subprocess.run(
             [sys.executable, "-m", "crawler", *args],
             cwd=self.path,
@@ -96,19 +97,21 @@ class Folder:
 
     def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
         """Start a program here, in a session of its own, its output in a file beside the data."""
-        out = (self.path / f"{len(self._started)}.log").open("w")
-        process = subprocess.Popen(
-            [sys.executable, "-m", *argv],
-            cwd=self.path,
-            env=self.env | env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        out.close()
+        with self._next_log() as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *argv],
+                cwd=self.path,
+                env=self.env | env,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         self._started.append(process)
         return process
+
+    def _next_log(self) -> TextIO:
+        return (self.path / f"{len(self._started)}.log").open("w")
 
     def log(self, process: subprocess.Popen[str]) -> str:
         """What a started program has printed so far."""
@@ -118,9 +121,15 @@ class Folder:
         self, concurrency: int = 2, queues: str = "urgent,default", **env: str
     ) -> subprocess.Popen[str]:
         """A worker as typed by hand, with its children ready."""
-        process = self.start(
-            "celery", "-A", "crawler", "worker", "-Q", queues, "-c", str(concurrency), **env
-        )
+        argv = ("-A", "crawler", "worker", "-Q", queues, "-c", str(concurrency))
+        if warm().suits(self.env | env):
+            with self._next_log() as out:
+                process: subprocess.Popen[str] = warm().start(
+                    "celery", argv, self.path, self.env | env, out.fileno()
+                )
+            self._started.append(process)
+        else:
+            process = self.start("celery", *argv, **env)
         wait_for(
             lambda: len(self.children(process.pid)) >= concurrency, 60, "the worker's children"
         )
@@ -163,7 +172,9 @@ class Folder:
             books = self.books()
             return books if books.accepted >= count and not books.open else None
 
-        books: TaskCounts = wait_for(done, limit_s, f"{count} tasks in a final state")
+        # What is done stays so. Each look opens the store, which costs CPU that the workers need.
+        what = f"{count} tasks in a final state"
+        books: TaskCounts = wait_for(done, limit_s, what, pause_s=0.1)
         return books
 
     def results(self) -> list[dict[str, Any]]:

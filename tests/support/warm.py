@@ -1,14 +1,17 @@
-"""Runs `python -m crawler …` in forks of an interpreter that has loaded the libraries already.
+"""Runs `python -m crawler …` in forks of an interpreter that has loaded the libraries already, and
+starts Celery workers so.
 
 Most of a short command's CPU time goes into importing libraries. Each command is still a process
 of its own, with its own arguments, environment, folder, pipes and exit code, and it imports every
-module of this package itself: only the libraries are there before.
+module of this package itself: only the libraries are there before. What others find by its command
+line or by its environment cannot be a fork, which shows those of the interpreter.
 """
 
 import atexit
 import gc
 import importlib
 import json
+import math
 import os
 import random
 import runpy
@@ -19,22 +22,70 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 LIBRARIES = (
-    "ada_url", "aiohappyeyeballs", "apsw", "asyncio", "brotli", "cchardet", "celery.app.base",
-    "click.core", "click.shell_completion", "concurrent.futures.thread", "csv", "difflib",
-    "dateutil.parser", "greenlet", "html", "ipaddress", "isal.igzip", "json", "kombu.pools",
-    "kombu.transport.redis", "logging.handlers", "msgspec.json", "msgspec.structs", "msgspec.yaml",
-    "psutil", "re2", "redis.asyncio", "redis.retry", "rich.console", "rich.progress", "rich.table",
-    "secrets", "selectolax.lexbor", "ssl", "subprocess", "tarfile", "tempfile", "urllib.request",
-    "uuid", "uvloop", "w3lib.encoding", "w3lib.html", "yaml", "zoneinfo",
+    "ada_url", "aiohappyeyeballs", "apsw", "asyncio", "billiard.heap", "billiard.popen_fork",
+    "billiard.sharedctypes", "brotli", "cchardet", "celery.app.base", "celery.app.routes",
+    "celery.backends.asynchronous", "celery.bin.celery", "celery.concurrency.asynpool",
+    "celery.loaders.base", "celery.worker.components", "celery.worker.consumer", "click.core",
+    "click.shell_completion", "concurrent.futures.thread", "csv", "ctypes", "dateutil.parser",
+    "difflib", "encodings.idna", "encodings.punycode", "greenlet", "html", "ipaddress",
+    "isal.igzip", "json", "kombu.pidbox", "kombu.pools", "kombu.transport.redis",
+    "logging.handlers", "msgspec.json", "msgspec.structs", "msgspec.yaml", "psutil",
+    "publicsuffixlist", "re2", "redis.asyncio", "redis.retry", "rich.console", "rich.progress",
+    "rich.table", "secrets", "selectolax.lexbor", "shlex", "ssl", "subprocess", "tarfile",
+    "tempfile", "urllib.request", "uuid", "uvloop", "w3lib.encoding", "w3lib.html", "yaml",
+    "zoneinfo",
 )  # fmt: skip
 START_UP = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
 """Variables that Python and libc read only when a process starts begin with these."""
 MAX_REQUEST_BYTES = 1 << 20
+MAX_WAIT_S = 3600.0
+
+
+class Fork(subprocess.Popen[str]):
+    """A process that was started so; its output goes where it was told to."""
+
+    def __init__(self, args: Sequence[str], status: int) -> None:
+        """`status` is the pipe through which its number comes at once, and its exit code at its
+        end."""
+        self._child_created = False  # not by this process
+        self.args, self.returncode = list(args), None
+        self.stdin = self.stdout = self.stderr = None
+        self._pipe, self._told = status, bytearray()
+        self._reading = threading.Lock()  # a thread may wait for what another one kills
+        weakref.finalize(self, os.close, status)
+        while b"\n" not in self._told:
+            self._read()
+        self.pid = int(self._told.split()[0])
+
+    def _read(self) -> None:
+        with self._reading:
+            data = os.read(self._pipe, 64)
+            self._told += data
+            if not data:
+                self.returncode = int(self._told.split()[1])
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while self.returncode is None:
+            left_s = max(0.0, end - time.monotonic())
+            if select.select([self._pipe], [], [], min(left_s, MAX_WAIT_S))[0]:
+                self._read()
+            elif not left_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return int(self.returncode)
 
 
 class Warm:
@@ -71,10 +122,8 @@ class Warm:
     ) -> subprocess.CompletedProcess[str]:
         """The same as `subprocess.run` of `python -m crawler` with its output captured."""
         ends = [os.pipe() for _ in range(3)]
-        request = json.dumps([list(args), str(cwd), dict(env)]).encode()
         try:
-            with self._lock:
-                socket.send_fds(self._socket, [request], [write for _, write in ends])
+            self._send("crawler", args, cwd, env, False, [write for _, write in ends])
         finally:
             for _, write in ends:
                 os.close(write)
@@ -83,6 +132,31 @@ class Warm:
         except TimeoutError:
             raise subprocess.TimeoutExpired(list(args), limit_s) from None
         return subprocess.CompletedProcess(list(args), int(told.split()[1]), out, err)
+
+    def start(
+        self, module: str, args: Sequence[str], cwd: Path, env: Mapping[str, str], out: int
+    ) -> Fork:
+        """The same as `subprocess.Popen` of `python -m` in a session of its own, with its output in
+        an open file."""
+        read, write = os.pipe()
+        try:
+            self._send(module, args, cwd, env, True, [write, out, out])
+        finally:
+            os.close(write)
+        return Fork([sys.executable, "-m", module, *args], read)
+
+    def _send(
+        self,
+        module: str,
+        args: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        new_session: bool,
+        fds: list[int],
+    ) -> None:
+        request = json.dumps([[module, *args], str(cwd), dict(env), new_session]).encode()
+        with self._lock:
+            socket.send_fds(self._socket, [request], fds)
 
 
 def _read_all(pipes: list[int], limit_s: float) -> list[str]:
@@ -110,13 +184,16 @@ def _read_all(pipes: list[int], limit_s: float) -> list[str]:
     return [bytes(data).decode().replace("\r\n", "\n") for data in got.values()]
 
 
-def _received(connection: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]] | None:
+def _received(
+    connection: socket.socket,
+) -> tuple[list[str], str, dict[str, str], bool, list[int]] | None:
     request, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
     return (*json.loads(request), fds) if request else None
 
 
 def _serve(connection: socket.socket) -> list[str]:
-    """Fork for each request until there is no client; returns the arguments, in the fork only."""
+    """Fork for each request until there is no client; returns the module and its arguments, in the
+    fork only."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -132,11 +209,13 @@ def _serve(connection: socket.socket) -> list[str]:
         request = _received(connection)
         if request is None:
             sys.exit()
-        args, cwd, env, fds = request
+        args, cwd, env, new_session, fds = request
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if new_session:
+                os.setsid()
             _become(cwd, env, fds)
             return args
         status[pid] = fds[0]
@@ -174,8 +253,8 @@ def _main() -> None:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
-    sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("crawler", run_name="__main__", alter_sys=True)
+    module, *sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

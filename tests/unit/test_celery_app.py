@@ -15,13 +15,13 @@ from kombu.exceptions import ContentDisallowed
 
 import crawler
 from crawler import errors
-from crawler.celery_app import RedisBroker, app, backend_address
+from crawler.celery_app import CALLS, RedisBroker, app, backend_address
 from crawler.config import Settings
 from crawler.db.dispatch import Chunk
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.redis_client import connect
-from crawler.tasks import scrape_chunk_task, scrape_task
+from crawler.tasks import scrape_site_task, scrape_task, slice_task
 from tests.support.tasks import done, new, open_job
 
 
@@ -67,9 +67,31 @@ def test_results_have_a_database_of_their_own(broker: str, backend: str) -> None
 
 def test_tasks_have_explicit_names() -> None:
     """A message names its task as documented, wherever the module lies."""
-    assert (scrape_task.name, scrape_chunk_task.name) == ("scrape_task", "scrape_chunk_task")
+    own = {name for name in app.tasks if not name.startswith("celery.")}
+    assert own == {*CALLS, slice_task.name}
     assert crawler.app is app
-    assert not scrape_task.ignore_result
+    assert not any(app.tasks[name].ignore_result for name in CALLS)
+
+
+@pytest.mark.parametrize("task_id", ["schedule:nightly:1794960000:shop", "chunk:a-job"])
+def test_a_message_cannot_take_a_call_that_the_program_makes_itself(task_id: str) -> None:
+    """Otherwise it would take the place of a schedule's next period."""
+    called = scrape_site_task.apply(("shop",), task_id=task_id)
+
+    assert str(called.result) == (
+        "scrape_site_task: ids that begin with schedule: or chunk: are reserved"
+    )
+
+
+def test_no_task_may_run_longer_than_a_message_stays_hidden() -> None:
+    """Otherwise Redis would deliver it again while it runs: the requirements' 600 and 720 s are
+    for pages in the ledger."""
+    hidden_s = app.conf.broker_transport_options["visibility_timeout"]
+    for name in (*CALLS, slice_task.name):
+        task = app.tasks[name]
+        limit_s = app.conf.task_time_limit if task.time_limit is None else task.time_limit
+        assert limit_s < hidden_s
+    assert Settings().hard_time_limit > hidden_s
 
 
 def test_chunks_travel_as_json(redis_url: str) -> None:

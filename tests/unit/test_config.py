@@ -43,26 +43,33 @@ def test_bad_settings_are_named(name: str, value: str, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "feature"),
-    [
-        ("SCRAPING_CHUNK_SIZE", "crawls of whole sites"),
-        ("SCRAPING_SOFT_TIME_LIMIT", "crawls of whole sites"),
-        ("SCRAPING_HARD_TIME_LIMIT", "crawls of whole sites"),
-        ("PARALLEL_SCRAPING", "crawls of whole sites"),
-        ("PARALLEL_SCRAPING_ENABLED", "crawls of whole sites"),
-        ("MIN_PROXIES", "a pool of proxies"),
-    ],
-)
-def test_settings_of_features_that_are_missing_are_refused(name: str, feature: str) -> None:
+def test_settings_of_features_that_are_missing_are_refused() -> None:
     """Nobody believes that a setting is in force which is not; an empty one says nothing."""
     with pytest.raises(ConfigError) as caught:
-        load({name: "50"})
+        load({"MIN_PROXIES": "50"})
 
-    assert (
-        str(caught.value) == f"{name} is not in force yet: this version has no {feature}; unset it"
+    assert str(caught.value) == (
+        "MIN_PROXIES is not in force yet: this version has no pool of proxies; unset it"
     )
-    assert load({name: " "}) == Settings()
+    assert load({"MIN_PROXIES": " "}) == Settings()
+
+
+def test_settings_of_site_jobs_by_the_names_of_the_requirements() -> None:
+    """They have the values that the requirements give them, and both names of the switch count."""
+    given = load(
+        {"SCRAPING_CHUNK_SIZE": "20", "SCRAPING_SOFT_TIME_LIMIT": "60",
+         "SCRAPING_HARD_TIME_LIMIT": "90", "PARALLEL_SCRAPING_ENABLED": "true"}
+    )  # fmt: skip
+
+    usual = Settings()
+    assert (usual.chunk_size, usual.soft_time_limit, usual.hard_time_limit) == (50, 600, 720)
+    assert not usual.parallel_scraping
+    assert (given.chunk_size, given.soft_time_limit, given.hard_time_limit) == (20, 60, 90)
+    assert given.parallel_scraping
+    assert load({"PARALLEL_SCRAPING": "1", "PARALLEL_SCRAPING_ENABLED": "0"}).parallel_scraping
+    assert load({"PARALLEL_SCRAPING": "", "PARALLEL_SCRAPING_ENABLED": "1"}).parallel_scraping
+    with pytest.raises(ConfigError, match="SCRAPING_SOFT_TIME_LIMIT=800: must be less than"):
+        load({"SCRAPING_SOFT_TIME_LIMIT": "800"})
 
 
 def test_good_settings_are_read() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from crawler.db.links import Start
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, LeftOut, Role, TaskStatus
+from crawler.models import LINKS, Job, LeftOut, Role, TaskStatus
 from tests.support.links import NOW, Crawl, link
 from tests.support.tasks import done, new, open_job
 
@@ -32,6 +32,18 @@ def test_links_have_what_their_page_had(tmp_path: Path) -> None:
     assert receipt.crawl.roles == {
         "start": {"completed": 1}, "listing": {"processing": 1}, "index": {"processing": 1},
     }  # fmt: skip
+
+
+def test_the_beginnings_of_ids_tell_tasks_apart(tmp_path: Path) -> None:
+    """Commands show the first 12 digits of a task's id, also for the links of one page."""
+    crawl = Crawl(tmp_path)
+    [start] = crawl.claim()
+
+    crawl.end(start, *(link(f"/{n}") for n in range(20)))
+
+    ids = [task_id for (task_id,) in crawl.rows("task_id")]
+    assert {len(each) for each in ids} == {32}
+    assert len({each[:12] for each in ids}) == 21
 
 
 def test_a_page_is_one_task_in_every_state(tmp_path: Path) -> None:
@@ -236,6 +248,137 @@ def test_a_shorter_way_to_a_waiting_page_counts(tmp_path: Path) -> None:
     assert crawl.rows("depth")[2:] == [(2,)]
 
 
+def test_a_shorter_way_to_a_page_that_is_being_fetched_counts(tmp_path: Path) -> None:
+    """Its links are as far away as the page is when they are stored."""
+    crawl = Crawl(tmp_path, depth=3)
+    [start] = crawl.claim()
+    crawl.end(start, link("/x", depth=3), link("/1"))
+    page, other = crawl.claim(2)
+
+    crawl.end(other, link("/x", depth=2))
+    crawl.end(page, link("/behind", depth=4))
+
+    assert crawl.rows("url, depth")[3:] == [("http://a.example/behind", 3)]
+
+
+def test_a_shorter_way_to_a_page_that_was_fetched_brings_its_links_back(tmp_path: Path) -> None:
+    """They are read again without a fetch; so are those of pages behind it, as often as a way gets
+    shorter."""
+    crawl = Crawl(tmp_path, depth=4)
+    [start] = crawl.claim()
+    crawl.end(start, link("/x", depth=3), link("/1"))
+    page, other = crawl.claim(2)
+    crawl.end(page, link("/y", depth=4))
+    [behind] = crawl.claim()
+    crawl.end(behind, link("/z", depth=5))
+    assert left_out(crawl) == ["depth"]
+
+    crawl.end(other, link("/x", depth=2))
+    [again] = crawl.claim()
+    assert (again.method, again.body, again.depth) == (LINKS, str(page.id), 2)
+    assert again.known is not None
+    assert again.known.task == page.id
+    crawl.end(again, link("/y", depth=3), **READ)
+    [again] = crawl.claim()
+    assert (again.body, again.depth) == (str(behind.id), 3)
+    crawl.end(again, link("/z", depth=4), **READ)
+    [last] = crawl.claim()
+    crawl.end(last)
+
+    assert crawl.rows("url, depth, parent")[-1] == ("http://a.example/z", 4, behind.id)
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    assert (report.pages, report.bad) == (5, 0)
+    assert crawl.lpm.receipt(crawl.job).problems == []
+
+
+READ = {"status": TaskStatus.SKIPPED, "page": None, "verdict": None, "error_type": "read_again"}
+
+
+def left_out(crawl: Crawl) -> list[str]:
+    """The guards that left something out."""
+    report = crawl.lpm.receipt(crawl.job).crawl
+    assert report is not None
+    return [each.guard for each in report.left_out]
+
+
+@pytest.mark.parametrize(
+    ("options", "raised", "about"),
+    [
+        ({"limit": 3}, {"limit": 5}, {}),
+        ({"limit": 3}, {"limit": 0}, {}),
+        ({"depth": 0}, {"depth": 1}, {}),
+        ({}, {}, {"site": ("county", 2)}),
+    ],
+)
+def test_a_raised_limit_brings_links_back(
+    tmp_path: Path, options: dict[str, Any], raised: dict[str, Any], about: dict[str, Any]
+) -> None:
+    """Each page is read again once, and the guard counts only what is left out then; a limit that
+    is the same brings nothing back."""
+    crawl = Crawl(tmp_path, **options)
+    [start] = crawl.claim()
+    links = [link(f"/{n}", **about) for n in range(4)]
+    crawl.end(start, *links)
+    assert len(left_out(crawl)) == 1
+    was = len(crawl.rows("id"))
+    assert crawl.lpm.crawls.bring_back(crawl.job, {"county": 2}, NOW) == 0
+
+    higher = crawl.with_options(**raised)
+    site_limits = {"county": 4}
+    assert crawl.lpm.crawls.bring_back(higher, site_limits, NOW) == 1
+    assert crawl.lpm.crawls.bring_back(higher, site_limits, NOW) == 0
+    again = [task for task in crawl.claim(10) if task.method == LINKS]
+    assert [task.body for task in again] == [str(start.id)]
+    now = [link(f"/{n}", **(about and {"site": ("county", 4)})) for n in range(4)]
+    crawl.end(again[0], *now, **READ)
+
+    assert len(crawl.rows("id")) == 1 + 1 + 4
+    assert was < 5
+    assert left_out(crawl) == []
+    report = crawl.lpm.receipt(higher).crawl
+    assert report is not None
+    assert report.pages == 5
+
+
+def test_links_come_back_after_a_kill_in_between(tmp_path: Path) -> None:
+    """A call that was killed before its last transaction is made up for by the next one; no page
+    is read twice for it."""
+    crawl = Crawl(tmp_path, limit=1)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"))
+    higher = crawl.with_options(limit=0)
+    db = crawl.lpm.store.durable
+    rows = db.all("SELECT * FROM crawl_counts WHERE kind IN ('reached', 'guard')")
+    crawl.lpm.crawls.bring_back(higher, {}, NOW)
+    db.executemany("INSERT INTO crawl_counts VALUES (?, ?, ?, ?, ?)", rows)
+
+    assert crawl.lpm.crawls.bring_back(higher, {}, NOW) == 1
+
+    [again] = crawl.claim(10)
+    crawl.end(again, link("/1"), **READ)
+    [page] = crawl.claim(10)
+    assert page.url == "http://a.example/1"
+    assert crawl.lpm.receipt(higher).problems == []
+
+
+def test_a_raised_limit_is_not_passed(tmp_path: Path) -> None:
+    """Tasks that read pages again are no pages; a page in flight keeps the limit of now."""
+    crawl = Crawl(tmp_path, limit=2)
+    [start] = crawl.claim()
+    crawl.end(start, link("/1"), link("/2"))
+    [page] = crawl.claim()
+    higher = crawl.with_options(limit=3)
+    crawl.lpm.crawls.bring_back(higher, {}, NOW)
+    crawl.end(page, link("/3"), link("/4"))
+    [again, *_] = crawl.claim()
+    crawl.end(again, link("/1"), link("/2"), **READ)
+
+    urls = [url for url, method in crawl.rows("url, method") if method == "GET"]
+    assert urls == [f"http://a.example/{path}" for path in ("", "1", "3")]
+    assert left_out(crawl) == ["limit"]
+
+
 def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:
     """A site's limit counts what every page before has found."""
     crawl = Crawl(tmp_path)
@@ -252,6 +395,28 @@ def test_a_limit_holds_over_all_pages(tmp_path: Path) -> None:
     report = crawl.lpm.receipt(crawl.job).crawl
     assert report is not None
     assert report.left_out == [LeftOut("site_limit", 1, "http://a.example/9")]
+
+
+def test_tasks_that_read_again_are_no_pages_within_one_commit(tmp_path: Path) -> None:
+    """A limit holds over the pages of a commit, in which a shorter way to a page was found."""
+    crawl = Crawl(tmp_path, depth=4, limit=5)
+    [start] = crawl.claim()
+    crawl.end(start, link("/x", depth=3), link("/1"), link("/2"))
+    page, first, second = crawl.claim(3)
+    crawl.end(page)
+
+    crawl.lpm.save_result(
+        done(first, crawl=crawl.options, links=(link("/x", depth=2),)),
+        done(second, crawl=crawl.options, links=(link("/8", depth=2), link("/9", depth=2))),
+    )
+
+    assert crawl.rows("url, method")[4:] == [
+        ("http://a.example/x", LINKS), ("http://a.example/8", "GET"),
+    ]  # fmt: skip
+    receipt = crawl.lpm.receipt(crawl.job)
+    assert receipt.problems == []
+    assert receipt.crawl is not None
+    assert receipt.crawl.left_out == [LeftOut("limit", 1, "http://a.example/9")]
 
 
 def test_one_commit_of_many_pages_counts_each_link_once(tmp_path: Path) -> None:
@@ -296,6 +461,7 @@ def bad(job: Job, lpm: LocalPersistenceManager) -> int:
         (Role.INDEX, TaskStatus.EXPIRED, "deadline", True),
         (Role.INDEX, TaskStatus.SKIPPED, "robots", False),
         (Role.INDEX, TaskStatus.SKIPPED, "out_of_scope", False),
+        (Role.INDEX, TaskStatus.SKIPPED, "login_wall", False),
         (Role.INDEX, TaskStatus.SKIPPED, "redirected", False),
         (Role.INDEX, TaskStatus.SKIPPED, "cancelled", True),
         (Role.START, TaskStatus.SKIPPED, "robots", True),

@@ -203,6 +203,26 @@ def test_a_wrong_value_of_a_task(tmp_path: Path, column: str, value: Any, right:
     assert ledger(tmp_path, f"SELECT {column} FROM tasks WHERE id = 2") == [(right,)]
 
 
+@pytest.mark.parametrize(
+    ("columns", "right"),
+    [
+        ("role = 'sitemap', body = ''", "SITEMAP"),
+        ("body = '1', parent = 1", "LINKS"),
+        ("body = '{}', parent = 1", "FORM"),
+        ("body = '', parent = 1", "GET"),
+    ],
+)
+def test_a_wrong_method(tmp_path: Path, columns: str, right: str) -> None:
+    """The other columns of a task tell which one is right."""
+    crawled(tmp_path)
+    change(tmp_path, f"UPDATE tasks SET method = 'GEU', {columns} WHERE id = 2")
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+
+    assert wrong(look(tmp_path)) == []
+    assert ledger(tmp_path, "SELECT method FROM tasks WHERE id = 2") == [(right,)]
+
+
 def test_the_index_of_its_tasks(tmp_path: Path) -> None:
     """Without its entries a link would make a second task for a page: a repair makes it again."""
     crawled(tmp_path)

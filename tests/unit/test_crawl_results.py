@@ -115,7 +115,29 @@ def test_bundles_carry_roles(tmp_path: Path) -> None:
             assert each.get(name) == before[each["task_id"]].get(name)
 
 
-@pytest.mark.parametrize("option", ["--since=1h", "--role=listing"])
+def test_results_are_chosen_by_site(tmp_path: Path) -> None:
+    """By the file that made them; the others do not name the export. A site that nobody knows is
+    refused."""
+    crawl = Crawl(tmp_path / "data")
+    [start] = crawl.claim()
+    crawl.end(start, link("/1", role=Role.LISTING), page=page(start.url, b"start"))
+    [task] = crawl.claim()
+    crawl.end(task, page=page(task.url, b"listing"), site=("imoti", "1"))
+    crawl.lpm.close()
+
+    text = run(tmp_path, "results", "export", "--site", "imoti", "-o", "-", "--format", "jsonl")
+    assert [json.loads(line)["url"] for line in text.splitlines()] == ["http://a.example/1"]
+    told = [
+        crawl.lpm.timeline.exports(id_, crawl.lpm.timeline.result(id_) or {})
+        for (id_,) in crawl.rows("id")
+    ]
+    assert [len(each) for each in told] == [0, 1]
+    crawl.lpm.close()
+    refused = Folder(tmp_path).crawler("results", "export", "--site", "imotii", "-o", "-")
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("option", ["--since=1h", "--role=listing", "--site=default"])
 def test_all_rows_are_not_chosen_from(tmp_path: Path, option: str) -> None:
     """Every row of the input is all of them."""
     crawl_of(tmp_path / "data").lpm.close()

@@ -15,6 +15,7 @@ from crawler.sites import Site, faults, load
 from crawler.sites.crawlfile import (
     CHECKS,
     Cursor,
+    Files,
     Follow,
     Form,
     Login,
@@ -278,8 +279,32 @@ SECRET = "s3cret-t0ken"
         ("pages: {regex: '('}", 2, "not a regular expression"),
         ("pages: {regex: a, role: page}", 2, "role must be one of index, listing, file"),
         ("pages:\n- regex: a\n  fields:\n    b: {cs: x}", 5, "there is no key 'cs'"),
-        ("pages:\n- regex: a\n  fields: {b: p}\n  required: [c]", 5, "there is no field 'c'"),
+        (
+            "pages:\n- regex: a\n  fields: {b: p}\n  required: [c]",
+            5,
+            "there is no field 'c' in this entry of pages; known are b",
+        ),
         ("limit: 0", 2, "limit must be a whole number of at least 1, not '0'"),
+        ("files: {fields: [photo]}", 2, "files: there is no field 'photo'"),
+        ("files: [photos]", 2, "files must be a mapping"),
+        ("files: {max_count: 5}", 2, "files has no fields"),
+        ("files:\n  fields: []", 3, "fields is empty"),
+        ("files: {fields: [a..b]}", 2, "'a..b' is not a field, such as photos or cards.photo"),
+        ("files: {field: [photos]}", 2, "no key 'field' in files; did you mean fields?"),
+        (
+            "files: {fields: p, max_bytes: 1 GB}",
+            2,
+            "a whole number from 1 to 100000000, not '1 GB'",
+        ),
+        ("files: {fields: p, max_bytes: 900000000}", 2, "a whole number from 1 to 100000000"),
+        ("files: {fields: p, max_count: 0}", 2, "max_count must be a whole number from 1 to 1000"),
+        ("files: {fields: p, max_pixels: none}", 2, "max_pixels must be a whole number of at lea"),
+        ("files: {fields: p, hosts: 'http://cdn.example/'}", 2, "without https:// and without a"),
+        (
+            "fields: {photo: img}\nfiles: {fields: [photos]}",
+            3,
+            "files: there is no field 'photos'; did you mean photo?",
+        ),
         ("limit: all", 2, "limit must be a whole number of at least 1, not 'all'"),
     ],
 )
@@ -297,7 +322,34 @@ def test_what_cannot_be_meant_is_refused_with_its_place(
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["start", "sitemaps", "login", "follow", "pagination", "pages"])
+def test_files_have_limits_and_hosts(write: Write) -> None:
+    """A single name needs no list; fields of `pages` count, and so do those that any page has."""
+    pages = "pages: [{regex: /home/, fields: {cards: {each: li, fields: {photo: img}}}}]\n"
+    rules = site_of(
+        write(f"{HOST}{pages}files: {{fields: cards.photo, hosts: '*.cdn.example'}}")
+    ).files
+    assert rules == Files(fields=("cards.photo",), hosts=("*.cdn.example",))
+    assert (rules.max_bytes, rules.max_count, rules.max_pixels) == (20_000_000, 50, 50_000_000)
+
+    rules = site_of(
+        write(f"{HOST}files: {{fields: [opengraph.image, opengraph.image], max_count: 2}}")
+    ).files
+    assert rules == Files(fields=("opengraph.image",), max_count=2)
+
+
+def test_files_change_no_record(write: Write) -> None:
+    """With other files the version of the site is the same: no page is fetched again for that."""
+    before = site_of(write(f"{HOST}fields: {{photos: img}}")).version
+
+    assert (
+        site_of(write(f"{HOST}fields: {{photos: img}}\nfiles: {{fields: photos}}")).version
+        == before
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["start", "sitemaps", "login", "follow", "pagination", "pages", "files"]
+)
 def test_what_belongs_to_one_site_is_no_default(tmp_path: Path, key: str) -> None:
     """Only `limit` may be said for all sites."""
     (tmp_path / "scraping_defaults.yaml").write_text(f"limit: 7\n{key}: x\n")

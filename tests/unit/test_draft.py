@@ -195,6 +195,36 @@ def test_a_page_with_nothing_of_the_kind_gives_its_title(tmp_path: Path) -> None
     assert site_of(tmp_path, made).kind_of(f"{HOST}/")
 
 
+NEXT = "<a rel=next href=/parcels?page=2>next</a>"
+FROM_ITEM = f"no fields: draft from an item, such as {HOST}/parcel/1000, and take its fields"
+
+
+@pytest.mark.parametrize(
+    ("html", "lacks"),
+    [
+        (a_list(ITEM, NEXT), [FROM_ITEM]),
+        (
+            a_list(ITEM),
+            ["no link to the next page: if the list has more pages, add pagination", FROM_ITEM],
+        ),
+        (
+            DETAIL.replace("{more}", ""),
+            ["no list: draft from a list of items, too, and take its start, follow and pagination"],
+        ),
+        (
+            "<html><body><h1>Hi</h1></body></html>",
+            [
+                "no list of links to items: add follow, or draft from a page with such a list",
+                "no fields of labels or JSON-LD, which this page lacks: add fields",
+            ],
+        ),
+    ],
+)
+def test_a_draft_says_what_it_lacks(html: str, lacks: list[str]) -> None:
+    """And what the reader can do about it."""
+    assert drafted("/parcels", html).lacks == lacks
+
+
 def test_long_urls_make_no_pattern_that_is_refused(tmp_path: Path) -> None:
     """A regular expression has a limit; the host alone is one, too."""
     made = drafted("/" + "x" * 3_000, a_list("<a href=/" + "y" * 3_000 + "/{n}>A flat</a>"))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
-from crawler.scraping import MAX_RECORD_BYTES, examine
+from crawler.scraping.examine import MAX_RECORD_BYTES, examine
 from crawler.sites import Site, load
 from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page

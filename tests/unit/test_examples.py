@@ -3,6 +3,9 @@
 import gzip
 import json
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from html import unescape
@@ -14,20 +17,51 @@ from urllib.parse import unquote_plus, urlencode, urljoin
 import pytest
 from selectolax.lexbor import LexborHTMLParser
 
-from crawler.examples import county, imoti
+from crawler.examples import county, domove, imoti
 from crawler.examples.server import Request, Response, Running
 from crawler.models import Page
-from crawler.scraping import examine
+from crawler.scraping.examine import examine
 from crawler.sites import Site, get_scraper, load
 
 SIZE = 120
 BASE = "http://site.test"
 
 
+def test_a_port_that_is_taken_is_one_line() -> None:
+    """With the option that helps, and exit code 2; no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "crawler.examples", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert f"port {port} cannot be used (address already in use); --port N" in line
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "x"])
+def test_a_number_that_is_no_port_is_refused(port: str) -> None:
+    """As wrong usage, before anything is served."""
+    done = subprocess.run(
+        [sys.executable, "-m", "crawler.examples", f"--port={port}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, f"{port!r} is no port" in done.stderr) == (2, True)
+
+
 class Visitor:
     """Asks a site without a network, keeps cookies, and can fill in forms."""
 
-    def __init__(self, site: county.County | imoti.Imoti) -> None:
+    def __init__(self, site: county.County | imoti.Imoti | domove.Domove) -> None:
         self.site = site
         self.cookies: dict[str, str] = {}
 
@@ -312,6 +346,45 @@ def _final(market: Visitor, url: str) -> str:
     return found.attributes["href"] or ""
 
 
+class TestDomove:
+    def test_its_list_leads_to_every_listing(self) -> None:
+        """By links to the next page."""
+        home = Visitor(domove.Domove(SIZE))
+        found, target = list[str](), "/obyavi"
+        while target:
+            page = home.ask(target)
+            found += home.links(page, "article h3 a")
+            following = LexborHTMLParser(page.body).css_first("a[rel=next]")
+            target = (following.attributes["href"] or "") if following else ""
+        assert found == [it.url for it in home.site.listings(BASE)]
+
+    def test_a_listing_changes_goes_and_comes_back(self) -> None:
+        """By the paths that the first portal has, too."""
+        site = domove.Domove(SIZE)
+        home, path = Visitor(site), site.path(0)
+        id_, before = path.removeprefix("/imot/"), site.record(0)["price"]["amount"]
+        home.ask(f"/_edit?id={id_}")
+        assert site.record(0)["price"]["amount"] == before + 1
+        home.ask(f"/_gone?id={id_}")
+        assert home.ask(path).status == 404
+        assert path not in home.links(home.ask("/obyavi"), "article h3 a")
+        home.ask(f"/_back?id={id_}")
+        assert home.ask(path).status == 200
+        assert home.links(home.ask("/obyavi"), "article h3 a")[0].endswith(path)
+
+    def test_what_both_portals_have_is_told(self) -> None:
+        """Each true pair names listings that are there, and as many as were asked for."""
+        site, other = domove.Domove(SIZE, shared=30), imoti.Imoti(SIZE)
+        here = {it.record["ref"] for it in site.listings(BASE)}
+        there = {it.record["id"]: it.record for it in other.listings(BASE)}
+        truth = site.truth()
+        assert len(truth) == len({a for a, _ in truth}) == len({b for _, b in truth}) == 30
+        assert {a for a, _ in truth} <= there.keys()
+        assert {b for _, b in truth} <= here
+        assert domove.Domove(SIZE, shared=30).truth() == truth
+        assert domove.Domove(SIZE, seed=2, shared=30).truth() != truth
+
+
 def test_both_sites_are_served_on_one_port_and_count_requests() -> None:
     """A host name chooses the site; every request is counted under its URL and its form."""
     with Running("crawler.examples", "--port", 0, "--size", 20) as sites:
@@ -374,7 +447,8 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "visitor"),
         [("county", Visitor(county.County(SIZE, session_pages=SIZE))),
-         ("imoti", Visitor(imoti.Imoti(SIZE)))],
+         ("imoti", Visitor(imoti.Imoti(SIZE))),
+         ("domove", Visitor(domove.Domove(SIZE)))],
     )  # fmt: skip
     def test_every_field_of_every_listing_is_as_the_site_means_it(
         self, name: str, visitor: Visitor
@@ -416,11 +490,11 @@ class TestFiles:
                 assert visitor.ask(url.split(":8090")[1]).status == 200
 
     def test_the_page_about_them_shows_the_files_as_they_are(self) -> None:
-        """docs/EXAMPLES.md holds both files, word for word."""
+        """docs/EXAMPLES.md holds the files, word for word."""
         page = (FILES.parent / "docs" / "EXAMPLES.md").read_text()
         shown = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
         assert shown == [
-            (FILES / "sites" / f"{name}.yaml").read_text() for name in ("county", "imoti")
+            (FILES / "sites" / f"{name}.yaml").read_text() for name in ("county", "imoti", "domove")
         ]
 
     def test_the_numbers_that_the_page_names_are_right(self, portal: Visitor) -> None:

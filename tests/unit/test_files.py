@@ -51,6 +51,29 @@ def test_a_small_file_is_replaced_for_its_owner_only(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "stack.json"]
 
 
+def test_a_link_under_the_name_of_a_part_is_not_written_through(tmp_path: Path) -> None:
+    """The name can be guessed. What lies there is removed, as is what a killed process has left."""
+    target, victim = tmp_path / "result.json", tmp_path / "victim"
+    part = tmp_path / f".result.json.{os.getpid()}"
+    victim.write_text("precious")
+    part.symlink_to(victim)
+
+    files.replace_file(target, b"small")
+    assert (target.read_text(), target.is_symlink()) == ("small", False)
+
+    part.symlink_to(victim)
+    with files.replacing(target) as out:
+        out.write(b"large")
+    assert (target.read_text(), target.is_symlink()) == ("large", False)
+
+    part.write_text("left by a process with the same number")
+    part.chmod(0o644)
+    files.replace_file(target, b"own")
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("own", 0o600)
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json", "victim"]
+
+
 def test_a_lock_has_one_holder_or_many_that_share_it(tmp_path: Path) -> None:
     """It is free again when its holder closes the file or gives it up."""
     path = tmp_path / "lock"

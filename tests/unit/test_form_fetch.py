@@ -22,14 +22,16 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.egress import Egress
 from crawler.fetch.http import Client, Request
 from crawler.fetch.session import (
+    MAX_SECRET_VALUES,
     Cookie,
     LiveSession,
     Session,
     Sessions,
-    path_of,
+    SignIn,
     read_secrets,
     save,
 )
+from crawler.files import session_path
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Link, Page, Role, Task
 from crawler.scraping import form_fetch
@@ -392,6 +394,27 @@ def test_cookie_values_are_hidden() -> None:
     assert form_fetch.without_cookie_values(page).headers == hidden
 
 
+def test_the_cookies_of_a_login_are_hidden_in_pages() -> None:
+    """What signs the job in, also after the server has renewed it; but no word, date or path, which
+    any page may have, and no token that a form must repeat."""
+    values = {
+        "auth": "a1b2c3d4", "long": "x" * 16, "day": "2026-11-17", "land": "Bulgaria",
+        "last": "/members/1234", "csrftoken": "c0ffee00c0ffee00", "short": "a1b2c3",
+    }  # fmt: skip
+    cookies = tuple(
+        Cookie(name=name, value=value, domain="a.example") for name, value in values.items()
+    )
+    live = LiveSession(Session(secrets={"password": PASSWORD}))
+    live.keep(SignIn(number=1, cookies=cookies))
+
+    assert live.hidden_values == [PASSWORD, "a1b2c3d4", "x" * 16]
+    live.take("http", "a.example", "/", ["auth=e5f6a7b8; Path=/", "seen=e5f6a7b9; Path=/"])
+    assert live.hidden_values[1:] == ["a1b2c3d4", "x" * 16, "e5f6a7b8"]
+    live.take("http", "a.example", "/", [f"auth={n:08}f; Path=/" for n in range(100)])
+    assert len(live.hidden_values) == 1 + MAX_SECRET_VALUES
+    assert "00000099f" in live.hidden_values
+
+
 def test_a_file_of_secrets(tmp_path: Path) -> None:
     """Errors name file and line, and never a value."""
     file = tmp_path / "secrets"
@@ -464,7 +487,7 @@ def test_one_process_signs_in_for_all(sessions: Path) -> None:
         third = Visitor(portal, sessions, now)
         assert b"Parcel 3" in third.get(3)
     assert portal.logins == 1
-    assert stat.S_IMODE(path_of(sessions, "job").stat().st_mode) == 0o600
+    assert stat.S_IMODE(session_path(sessions, "job").stat().st_mode) == 0o600
     for live in (first.live, third.live):
         assert not any(secret in repr(live) for secret in (USER, PASSWORD, "member-"))
 
@@ -556,7 +579,10 @@ def test_a_page_that_always_asks_to_sign_in_does_not_hammer_the_login(sessions: 
 def test_without_its_secrets_nothing_is_sent(tmp_path: Path) -> None:
     """The page fails with the option that is missing."""
     with Portal() as portal:
-        with pytest.raises(FetchError, match=r"needs the secret \$user: give it with --secrets"):
+        told = (
+            r"needs the secret \$user: give it with --secrets FILE, or .* `secrets:` in the site's"
+        )
+        with pytest.raises(FetchError, match=told):
             Visitor(portal, tmp_path, [NOW]).get()
         assert portal.heard == []
 
@@ -638,7 +664,7 @@ def test_the_answer_to_a_form_says_nothing_about_its_page(tmp_path: Path) -> Non
 def test_a_session_file_of_before_is_read(tmp_path: Path) -> None:
     """Its fields have got more, and none is lost."""
     save(tmp_path, "job", Session(user_agent="me"))
-    path = path_of(tmp_path, "job")
+    path = session_path(tmp_path, "job")
     stored = msgspec.json.decode(path.read_bytes())
     del stored["session"]["secrets"], stored["session"]["sign_in"]
     path.write_bytes(msgspec.json.encode(stored))

@@ -189,6 +189,18 @@ def test_what_is_in_the_ledger_is_not_found_again(tmp_path: Path) -> None:
     assert crawl.follow(html) == Followed(found=2)
 
 
+def test_a_path_that_is_known_at_one_origin_is_new_at_another(tmp_path: Path) -> None:
+    """However often the pages of the first have linked to it."""
+    crawl = Crawl(tmp_path, hosts=("a.example", "b.example"))
+    html = '<a href="/x">'
+    crawl.filter.remember(crawl.follow(html).links)
+    assert [crawl.paths(html) for _ in range(3)] == [[], [], []]
+
+    elsewhere = crawl.paths(f'<base href="http://b.example/">{html}')
+
+    assert elsewhere == ["http://b.example/x"]
+
+
 def test_a_sitemap_may_date_a_page_that_is_in_the_ledger(tmp_path: Path) -> None:
     """What a link has found before is handed on once more, so that the date can be noted."""
     crawl = Crawl(tmp_path)

@@ -23,7 +23,7 @@ from warcio.archiveiterator import ArchiveIterator
 
 from crawler import urls
 from crawler.db import raw_pages, schema
-from crawler.db.connection import busy_handler, retry_on_busy
+from crawler.db.connection import busy_handler, retry_on_busy, writing
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, SentRequest, TaskStatus
@@ -553,6 +553,17 @@ def _write(folder: Path, number: int, count: int, failures: "multiprocessing.Que
         lpm.close()
     except Exception as error:
         failures.put(repr(error))
+
+
+def test_a_store_opens_while_another_process_writes(tmp_path: Path) -> None:
+    """Whoever only opens it, or reads, waits for no writer."""
+    with LocalPersistenceManager(tmp_path) as lpm:
+        open_job(lpm)
+        with writing(lpm.store.durable), LocalPersistenceManager(tmp_path) as other:
+            other.open()
+            names = [job.name for job in other.jobs.all()]
+
+    assert names == ["job"]
 
 
 def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> None:

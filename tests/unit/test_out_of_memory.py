@@ -10,7 +10,7 @@ import pytest
 READER = """
 import json, os, resource, sys
 from crawler.errors import FetchError, shortage_of
-from crawler.scraping import examine
+from crawler.scraping.examine import examine
 from crawler.sites import css, selectors
 from crawler.sites import Site
 from crawler.sites.fieldfile import Field

@@ -65,7 +65,7 @@ def test_slow_pages_make_room_for_others_up_to_a_limit() -> None:
 class Process:
     """The parts of a worker process around its pages; `answer` stands for all servers."""
 
-    def __init__(self, folder: Path, rate: str = "none") -> None:
+    def __init__(self, folder: Path, rate: str = "none", limit_s: float = 600.0) -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.owner = owners.Owner(self.lpm.owners, "worker", slots=1)
         known, memory, disk = LiveSites(folder / "none", rate), Memory(), FreeSpace(folder, 0)
@@ -82,6 +82,7 @@ class Process:
             Robots(self.lpm.run / "robots"),
             self.budgets,
             self.health,
+            limit_s,
         )
         self.answer: Callable[[str], Page] = page
         self.watched: list[Outcome | None] = []

@@ -16,7 +16,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, PreviousPage, RateRule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import PermitClient, PermitRequest, RequestReport, Reservation
-from crawler.scraping import Attempt, FetchOptions
+from crawler.scraping.attempt import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site
 from tests.support.tasks import new, open_job

@@ -103,6 +103,74 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
     lpm.close()
 
 
+@pytest.mark.parametrize("also", ["nothing", "index", "events"])
+def test_numbers_of_lost_results_do_not_come_again(tmp_path: Path, also: str) -> None:
+    """Whoever followed the results continues behind the last number that was given."""
+    # Given a lost page with the highest numbers, nothing in pending/, and one more page lost
+    crawl(tmp_path, 60, 50)
+    path = tmp_path / "lpm.db"
+    wipe(path, pages_of(path, "results", "leaf")[-1])
+    if also == "index":
+        wipe(path, pages_of(path, "results_by_seq", "leaf")[-1])
+    if also == "events":
+        wipe(path, pages_of(path, "events", "leaf")[-1])
+    for file in (tmp_path / "pending").iterdir():
+        file.unlink()
+
+    # When it is mended, and goes on
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    with LocalPersistenceManager(tmp_path) as lpm:
+        assert lpm.store.db.value("SELECT max(seq) FROM results") < 50
+        lpm.save_result(*map(done, lpm.get_next_pending("owner", 1)))
+
+        # Then the next number is higher than any before
+        assert lpm.store.db.value("SELECT max(seq) FROM results") > 50
+
+
+OF_LISTINGS = ("listing_changes", "record_versions", "listing_pairs", "price_history", "viewings")
+
+
+def test_rows_that_come_from_nowhere_else_outlive_the_root_of_their_table(tmp_path: Path) -> None:
+    """Each row is back, and none of another table has taken its place."""
+    # Given a store with much of each, among it what people said
+    sound = tmp_path / "sound"
+    crawl(sound, 100, 90)
+    for table, values in {
+        "listings": """n, 'portal', n, 'http://a.example/' || n, CAST(n AS BLOB), '{}',
+            printf('%064d', n), printf('%064d', n), 1e5, 'EUR', 1e9, 1e9, 1e9, NULL, NULL, NULL, 0,
+            0, 1, NULL, 1""",
+        "listing_changes": """n, n, 1e9 + n, iif(n % 2, 'new', 'gone'),
+            iif(n % 3, '{"price":[1,2]}', NULL), iif(n % 2, n, NULL), iif(n % 2, NULL, 1)""",
+        "record_versions": """1 + n % 90, 1 + n / 90, '{"price":1}', iif(n % 2, NULL, '[]'),
+            'parser', '1', 'portal', '1', 1e9 + n""",
+        "listing_pairs": """n - 1, n, iif(n % 2, 1, 0.5), '{"area":1}', '[]', 1e9 + n,
+            iif(n % 2, 'same', NULL), iif(n % 2, 1e9, NULL)""",
+        "price_history": "n, n, 1e9 + n, n + 0.5, 'EUR', n, iif(n % 2, 'EUR', NULL), 1",
+        "viewings": "n, n, 1e9 + n, 'A note of some words, number ' || n",
+        "losses": "n, 1, 1e9, 'pages', 'page ' || n, 1e9, NULL",
+    }.items():
+        rows = f"SELECT {values} FROM generate WHERE {table!r} <> 'listing_pairs' OR n > 1"
+        change(
+            sound,
+            f"""WITH RECURSIVE generate(n) AS
+                (SELECT 1 UNION ALL SELECT n + 1 FROM generate WHERE n < 400)
+                INSERT INTO {table} {rows}""",
+        )
+    assert exit_code(look(sound)) == 0, wrong(look(sound))
+
+    for table in OF_LISTINGS:
+        # When the root of a table is destroyed, and the store is mended
+        hit = shutil.copytree(sound, tmp_path / table)
+        path = hit / "lpm.db"
+        wipe(path, pages_of(path, table, "internal")[0])
+        assert exit_code(look(hit, repair=True)) == 0
+
+        # Then all are as before
+        for each in OF_LISTINGS:
+            rows = f"SELECT * FROM {each} ORDER BY 1, 2"
+            assert ledger(hit, rows) == ledger(sound, rows), f"{each} after damage to {table}"
+
+
 def test_what_was_collected_in_time_does_not_expire(tmp_path: Path) -> None:
     """A result that is lost after its deadline, and its page with it, is collected again: it had
     been in time."""

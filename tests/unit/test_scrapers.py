@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from crawler.db import owners
 from crawler.errors import FetchError, InputError, UsageError
 from crawler.fetch.budget import Budget, Turns
-from crawler.scraping import MAX_RECORD_BYTES, examine
+from crawler.scraping.examine import MAX_RECORD_BYTES, examine
 from crawler.sites import Site, faults, get_scraper, load, scrapers
 from crawler.sites.live import LiveSites
 from crawler.sites.scrapers import MAX_RECORDS, Scraper
@@ -277,7 +277,7 @@ def test_the_names_of_the_requirements(write: Write) -> None:
     flat, links = "{'title': 'Flat'}\n", "['http://a.example/x']\n['http://b.example/x']\n"
     assert ran.stdout == f"{flat}{flat}Flat\n{links}", ran.stderr
     assert "there is no site 'imot'" in ran.stderr
-    assert "county, imot.bg" in ran.stderr
+    assert "did you mean imot.bg?" in ran.stderr
 
 
 def test_a_class_of_the_requirements_own_form(write: Write) -> None:

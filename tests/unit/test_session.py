@@ -22,6 +22,7 @@ from crawler.fetch import session
 from crawler.fetch.egress import Egress, Proxies, Proxy, parse_proxy
 from crawler.fetch.http import Client, Request
 from crawler.fetch.session import Cookie, Jars, LiveSession, Session, Sessions
+from crawler.files import session_path
 from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site
@@ -342,7 +343,7 @@ def test_a_session_is_kept_for_its_owner_only(tmp_path: Path) -> None:
 )
 def test_a_damaged_or_foreign_session(tmp_path: Path, content: bytes) -> None:
     """It is refused by name with what to do, its content is not shown, and the file stays."""
-    path = session.path_of(tmp_path, "j")
+    path = session_path(tmp_path, "j")
     path.write_bytes(content)
     with pytest.raises(StoreError, match="import again, or remove it") as caught:
         session.load(tmp_path, "j")

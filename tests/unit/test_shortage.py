@@ -24,7 +24,7 @@ from crawler.fetch.egress import Proxies, shortage_of_descriptors, shortage_of_p
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import Robots
 from crawler.models import Page
-from crawler.scraping import examine
+from crawler.scraping.examine import examine
 from crawler.sites import load
 from tests.support import tls
 from tests.support.serving import serving

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from crawler.bulk import rows
-from crawler.errors import InputError
+from crawler.errors import InputError, UsageError
 from crawler.models import RateRule
 from crawler.sites import _CACHED_HOSTS, BUILT_IN, DEFAULTS, Site, Sites, fieldfile, load, yamlfile
 from crawler.sites.fieldfile import Field
@@ -897,3 +897,32 @@ def test_the_example_of_the_docs_can_be_loaded(write: Write) -> None:
     assert files
     for number, block in enumerate(files):
         assert load(write(county=block)).named("county"), number
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["imotti"], "there is no site 'imotti'; did you mean imoti?"),
+        (["nosuch"], "there is no site 'nosuch'; known are: county, imoti"),
+        (
+            ["conty", "imoti", "imotti"],
+            "there are no sites 'conty' (did you mean county?), 'imotti' (did you mean imoti?)",
+        ),
+        (
+            ["nosuch", "imotti"],
+            "there are no sites 'nosuch', 'imotti' (did you mean imoti?); known are: county, imoti",
+        ),
+    ],
+)
+def test_all_unknown_sites_are_named_at_once(tmp_path: Path, names: list[str], told: str) -> None:
+    """Each with the nearest name; where there is none, all that are known."""
+    (tmp_path / "sites").mkdir()
+    for name in ("county", "imoti"):
+        (tmp_path / "sites" / f"{name}.yaml").write_text(f"hosts: {name}.example\n")
+    known = load(tmp_path)
+
+    with pytest.raises(UsageError) as error:
+        known.find_all(names)
+
+    assert str(error.value) == told
+    assert [site.name for site in known.find_all(["IMOTI", "county"])] == ["imoti", "county"]

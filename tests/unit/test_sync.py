@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
+from crawler.db import schema
+from crawler.db.connection import Database
 from crawler.db.gateway import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway import agent
@@ -636,14 +638,19 @@ def test_what_an_older_program_has_delivered_is_known(
     rounds(lpm, gateway)
     of_crawls = ["role", "depth", "hops", "parent", "method", "body", "modified_at", "list_crc32"]
     columns = "".join(f"ALTER TABLE tasks DROP COLUMN {name};" for name in of_crawls)
+    tables = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+    with closing(Database(":memory:")) as older:
+        schema.build(older, 0, 7)
+        later = set(lpm.store.durable.column(tables)) - set(older.column(tables))
     lpm.store.durable.execute(
         f"""DROP INDEX tasks_by_url; DROP INDEX tasks_of_crawl; {columns}
-           CREATE INDEX tasks_by_url ON tasks(url_key); DROP TABLE crawl_counts;
+           CREATE INDEX tasks_by_url ON tasks(url_key);
+           DROP INDEX results_by_seq; ALTER TABLE results DROP COLUMN seq;
            ALTER TABLE results DROP COLUMN invalid; ALTER TABLE exports DROP COLUMN roles;
            DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more;
-           DROP TABLE delivery_keys; ALTER TABLE outbox DROP COLUMN replaced;
+           ALTER TABLE outbox DROP COLUMN replaced;
            UPDATE outbox SET state = 'rejected' WHERE task = 1;
-           PRAGMA user_version = 7"""
+           {"".join(f"DROP TABLE {name};" for name in later)} PRAGMA user_version = 7"""
     )
     lpm.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crawler.errors import StoreError, UsageError
+from crawler.files import session_path
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, NewTask, TaskStatus
 from tests.support.clock import Clock
@@ -92,6 +93,39 @@ def test_a_shared_task_goes_on_for_the_job_that_is_not_paused(lpm: LocalPersiste
 
     assert task.url.endswith("/a")
     assert claimed(lpm) == []
+
+
+def test_the_cookies_of_a_list_go_with_its_job(lpm: LocalPersistenceManager) -> None:
+    """Whether it is finished or cancelled, and also where a killed process has left them; those of
+    open jobs and the jobs' own secrets stay."""
+    one, two = job_with(lpm, "one", "a"), job_with(lpm, "two", "b")
+    job_with(lpm, "three", "c")
+    folder = lpm.folder / "sessions"
+    folder.mkdir()
+    files = {name: session_path(folder, name) for name in ("one", "two", "three", "gone")}
+    for path in files.values():
+        path.write_text("{}")
+        path.with_suffix(".task.cookies").write_text("[]")
+    half_written = folder / f".{files['one'].stem}.task.cookies.17"
+    half_written.write_text("[")
+
+    def left() -> set[str]:
+        return {path.name.partition(".")[0] for path in folder.glob("*.cookies")}
+
+    lpm.jobs.finalise(lpm.now())
+    assert left() == {"one", "two", "three"}
+    [task, *_] = lpm.get_next_pending("owner")
+    lpm.save_result(done(task))
+    assert [job.id for job in lpm.jobs.finalise(lpm.now())] == [one.id]
+    assert (left(), half_written.exists()) == ({"two", "three"}, False)
+    lpm.jobs.hold(two, "cancelled", lpm.now())
+    lpm.jobs.finalise(lpm.now())
+    assert left() == {"three"}
+    files["one"].with_suffix(".task.cookies").write_text("[]")  # killed before it was removed
+    with LocalPersistenceManager(lpm.folder) as other:
+        other.jobs.finalise(other.now())
+    assert left() == {"three"}
+    assert all(path.exists() for path in files.values())
 
 
 def test_cancelling_skips_what_has_not_begun(lpm: LocalPersistenceManager) -> None:

@@ -11,7 +11,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
-from crawler.scraping import examine
+from crawler.scraping.examine import examine
 from crawler.sites import Site
 from crawler.sites.fieldfile import Field
 from crawler.sites.parser import parse

@@ -30,6 +30,15 @@ def test_urls_are_read_as_a_browser_reads_them(text: str, url: str, domain: str)
     assert (address.url, address.domain) == (url, domain)
 
 
+@given(st.text("aZ09_-/.?=&%# ~\\\t;:@é", max_size=12))
+def test_a_link_is_read_as_any_url(path: str) -> None:
+    """The short way for plain paths makes no difference."""
+    origin = "https://a.example:8443"
+    text = f"{origin}/{path}"
+
+    assert urls.parse_link(text, origin) == urls.parse(text)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

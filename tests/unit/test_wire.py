@@ -19,7 +19,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import RuleSet
 from crawler.models import RawLocation
-from crawler.scraping import rebuild_page
+from crawler.scraping.stored import rebuild_page
 from tests.support.serving import serving
 from tests.support.tasks import page
 

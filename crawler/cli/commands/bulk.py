@@ -25,27 +25,20 @@ from crawler.cli.options import (
     workers_option,
 )
 from crawler.cli.output import (
-    UNACCOUNTED,
-    CrawlProgress,
-    delivery_summary,
     newest_label,
-    print_invalid,
     print_json,
-    print_left_out,
-    print_reasons,
-    print_receipt,
     require_store,
     say,
 )
+from crawler.cli.running import report, run_job
 from crawler.config import Settings, program
 from crawler.db import guard
-from crawler.db.jobs import mend
-from crawler.errors import InputError, ServiceError, StoreError, UsageError, place
+from crawler.errors import InputError, ServiceError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
-from crawler.logs import counted, printable
+from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Job, JobOptions, Receipt, TaskCounts
-from crawler.waits import StallMonitor, WaitFinder, endless_wait
+from crawler.models import QUEUES, Job, JobOptions
+from crawler.waits import WaitFinder, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -54,11 +47,6 @@ T = TypeVar("T")
 
 _MAX_SHOWN = 5
 """Good rows, and bad rows, that a dry run shows."""
-STACK_CHANGE_LIMIT_S = 30.0
-"""How long to wait for another process that is starting or stopping a stack."""
-STACK_GONE_S = 5.0
-"""How long a joined stack may be down before it counts as ended: containers restart."""
-POLL_INTERVAL_S = 0.3
 
 
 def check_job_name(
@@ -368,7 +356,7 @@ def run(
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
     say_forecast(settings, job, starting=True)
-    crawl(settings, workers, job)
+    run_job(settings, workers, job)
     return report(settings, job, as_json)
 
 
@@ -385,207 +373,5 @@ def resume(workers: int | None, as_json: bool) -> int:
     """
     settings = config.load()
     require_store(settings.data_dir)
-    crawl(settings, workers, None)
+    run_job(settings, workers, None)
     return report(settings, None, as_json)
-
-
-class _StackGone(Exception):
-    """The joined stack ended before the job."""
-
-
-def crawl(settings: Settings, workers: int | None, job: Job | None) -> TaskCounts:
-    """Run a stack until the job, or every job, is done; show progress."""
-    from crawler.orchestrator import end_orphans
-
-    if left := end_orphans(settings.data_dir):
-        say(f"ended {left} processes of a stack whose supervisor is dead")
-    fetched = False
-    while True:
-        if not _has_more(settings, job):
-            if not fetched:
-                _say_finished(settings, job)
-            return follow(settings, job)
-        if not fetched:
-            _say_others(settings, job)
-        fetched = True
-        try:
-            with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
-                return follow(settings, job, joined)
-        except (KeyboardInterrupt, SystemExit):
-            _say_left(settings, job)
-            raise
-        say("the stack ended before this job was done")
-
-
-def _say_others(settings: Settings, job: Job | None) -> None:
-    """Say that the workers also fetch the open tasks of other jobs."""
-    if job is None:
-        return
-    with LocalPersistenceManager(settings.data_dir) as lpm:
-        others = lpm.counts.progress(None).open - lpm.counts.progress(job).open
-    if others > 0:
-        say(f"other jobs have {counted(others, 'open task')}, which are fetched, too")
-
-
-def _say_finished(settings: Settings, job: Job | None) -> None:
-    """Say that there was nothing to do, and since when."""
-    if job is None:
-        say("no task is open: nothing was fetched")
-        return
-    with LocalPersistenceManager(settings.data_dir) as lpm:
-        ended_at = lpm.jobs.ended_at(job)
-    if ended_at:
-        when = times.show(ended_at, time.time(), times.zone(settings.timezone))
-        say(f"job {job.name} was already done ({when}): nothing was fetched")
-    else:
-        say(f"job {job.name} has no tasks: nothing was fetched")
-
-
-def _say_left(settings: Settings, job: Job | None) -> None:
-    """Say how much is done when a crawl is interrupted."""
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.suppress(StoreError), lpm:
-        books = lpm.counts.progress(job)
-        done = books.accepted - books.open
-        say(f"{done:,} of {books.accepted:,} are done, {books.open:,} are left")
-
-
-def _has_more(settings: Settings, job: Job | None) -> bool:
-    """Return whether tasks are open, or another process is importing some."""
-    with LocalPersistenceManager(settings.data_dir) as lpm:
-        return bool(lpm.counts.progress(job).open) or lpm.is_importing(job)
-
-
-@contextlib.contextmanager
-def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
-    """Join the stack that is up (yields True), or run an own one (yields False)."""
-    from crawler.cli.commands.stack import started
-    from crawler.errors import StackIsUp
-    from crawler.orchestrator import Orchestrator, terminated_by_signal
-    from crawler.stack import read_stack
-
-    with contextlib.ExitStack() as exits:
-        exits.enter_context(terminated_by_signal())
-        stack: Orchestrator | None = None
-        end = time.monotonic() + STACK_CHANGE_LIMIT_S
-        while stack is None:
-            if read_stack(settings.data_dir).up:
-                say("a stack is up already: joining it")
-                yield True
-                return
-            try:
-                stack = exits.enter_context(Orchestrator(settings, workers))
-            except StackIsUp:  # another process is starting or stopping one
-                if time.monotonic() > end or read_stack(settings.data_dir).unreadable:
-                    raise
-                time.sleep(0.1)
-        say("starting Redis and workers …")
-        with started(stack):
-            yield False
-
-
-def follow(settings: Settings, job: Job | None, joined: bool = False) -> TaskCounts:
-    """Show progress until the job, or every job, is done."""
-    from crawler.stack import read_stack
-
-    lpm = LocalPersistenceManager(settings.data_dir)
-    standstill = StallMonitor(WaitFinder(settings, lpm), job)
-    with CrawlProgress(job) as progress, lpm:
-        seen = time.monotonic()
-        while True:
-            began = time.monotonic()
-            books = lpm.counts.progress(job)
-            forbidden = lpm.counts.forbidden_by_robots(job) if books.skipped else 0
-            progress.show(books, standstill.reason(books), forbidden)
-            if not books.open and not lpm.is_importing(job):
-                # The maintainer does this too, but may be stopped before it gets to it.
-                lpm.jobs.finalise(lpm.now())
-                return books
-            if not joined or read_stack(settings.data_dir).up:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > STACK_GONE_S:
-                raise _StackGone
-            # Counting a million tasks takes long; spend at most a tenth of the time on it.
-            time.sleep(max(POLL_INTERVAL_S, 10 * (time.monotonic() - began)))
-
-
-def report(settings: Settings, job: Job | None, as_json: bool) -> int:
-    """Print the summary of a job, or of all jobs; returns the exit code.
-
-    Result files are safe on disk before they are reported. Text and exit code come from the same
-    counts: rows may have been added after the crawl.
-    """
-    with LocalPersistenceManager(settings.data_dir) as lpm:
-        lpm.files.secure()
-        if job:
-            return _report_job(lpm, job, as_json)
-        return _report_all(lpm, as_json)
-
-
-def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
-    receipt = lpm.receipt(lpm.jobs.named(job.name))
-    books, crawled = receipt.books, receipt.crawl
-    examples, places = lpm.counts.examples(job), _places(lpm, job)
-    if not books.open:
-        lpm.jobs.mark_reported(job)
-    if as_json:
-        print_json(receipt)
-    else:
-        pages = crawled.pages if crawled else books.accepted
-        print(f"{books.completed:,} of {pages:,} pages collected; {places}")
-        print_reasons(receipt.reasons, examples, job)
-        if crawled:
-            print_left_out(crawled)
-        print_receipt(receipt)
-        _print_open(books)
-    if receipt.problems or books.open:
-        return UNACCOUNTED
-    if receipt.invalid:
-        return 1
-    if crawled:
-        return int(crawled.bad > 0 or receipt.rejected > 0 or not books.completed)
-    return int(books.completed != books.accepted or receipt.rejected > 0)
-
-
-def _report_all(lpm: LocalPersistenceManager, as_json: bool) -> int:
-    books, reasons = lpm.counts.progress(None), lpm.counts.reasons(None)
-    examples, places = lpm.counts.examples(None), _places(lpm, None)
-    receipts = [lpm.receipt(job) for job in lpm.jobs.all()]
-    problems = _all_problems(lpm, receipts)
-    if as_json:
-        print_json({"job": None, "books": books, "reasons": reasons, "problems": problems})
-    else:
-        print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
-        print_reasons(reasons, examples, None)
-        for receipt in receipts:
-            print_invalid(receipt)
-        for problem in problems:
-            print(f"UNACCOUNTED: {printable(problem)}")
-        _print_open(books)
-    if problems or books.open:
-        return UNACCOUNTED
-    invalid = any(receipt.invalid for receipt in receipts)
-    return int(books.completed != books.accepted or invalid)
-
-
-def _all_problems(lpm: LocalPersistenceManager, receipts: list[Receipt]) -> list[str]:
-    """Return what does not add up, in any job or in the store."""
-    problems = [f"{receipt.job}: {what}" for receipt in receipts for what in receipt.problems]
-    problems += [f"{fault}; {mend()}" for fault in lpm.jobs.index_faults()]
-    problems += [f"{what}; {program()} doctor tells more" for what in lpm.pages.missing()]
-    return problems
-
-
-def _places(lpm: LocalPersistenceManager, job: Job | None) -> str:
-    """Say where the results are."""
-    delivery = lpm.outbox.delivery(job)
-    moved = delivery_summary(delivery)
-    if moved:
-        return f"{delivery.pending:,} results in {lpm.pending}/; {moved}"
-    return f"results in {lpm.pending}/"
-
-
-def _print_open(books: TaskCounts) -> None:
-    if books.open:
-        more = f"continue with: {program()} resume"
-        print(f"{books.open:,} tasks were added meanwhile and are still open; {more}")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from crawler import config, sites
-from crawler.cli.commands.bulk import check_job_name, queue_option, report
-from crawler.cli.commands.bulk import crawl as run_stack
+from crawler.cli.commands.bulk import check_job_name, queue_option
 from crawler.cli.options import (
     Deadline,
     Rate,
@@ -18,6 +17,8 @@ from crawler.cli.options import (
     workers_option,
 )
 from crawler.cli.output import say
+from crawler.cli.running import report, run_job
+from crawler.logs import counted
 from crawler.models import MAX_CRAWL_PAGES, JobOptions
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def crawl(
         limit=limit,
         sitemap=sitemap,
     )
-    job, added, note, rejected, rejects_file = crawls.begin(
+    started = crawls.begin(
         settings,
         begun,
         rows_file=rows_file,
@@ -127,10 +128,11 @@ def crawl(
         deadline=deadline,
         session=session,
     )
-    if note:
-        say(note)
-    say(f"job {job.name}: {added:,} new starts and sitemaps")
-    if rejected:
-        say(f"{rejected:,} rows were rejected; they are in {rejects_file}")
-    run_stack(settings, workers, job)
+    job = started.job
+    if started.note:
+        say(started.note)
+    say(f"job {job.name}: {counted(started.added, 'new start')}, with sitemaps")
+    if started.rejected:
+        say(f"{started.rejected:,} rows were rejected; they are in {started.rejects_file}")
+    run_job(settings, workers, job)
     return report(settings, job, as_json)

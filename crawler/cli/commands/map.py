@@ -19,7 +19,7 @@ from crawler.config import Settings
 from crawler.db.results import iso
 from crawler.logs import counted
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import MAX_CRAWL_PAGES, JobOptions, Link, Outcome, Role, Task, TaskStatus
+from crawler.models import GET, MAX_CRAWL_PAGES, JobOptions, Link, Outcome, Role, Task, TaskStatus
 
 if TYPE_CHECKING:
     from crawler.crawls import Plan
@@ -214,7 +214,7 @@ class _Walk:
             say(f"{url}: {report['error_message'] or 'not done yet'}{reason}")
         source = "sitemap" if link.role is Role.SITEMAP else "link"
         for each in links:
-            if each.role not in _FETCHED and each.method == "GET":
+            if each.role not in _FETCHED and each.method == GET:
                 self._found.add(each, source, url)
         return [each for each in links if each.role in _FETCHED]
 

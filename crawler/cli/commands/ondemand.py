@@ -97,7 +97,7 @@ def ondemand(
     try:
         with (
             terminated_by_signal(),
-            Orchestrator(settings, workers, agent=agent_arguments) as stack,
+            Orchestrator(settings, workers, agent=agent_arguments, beat=False, join=False) as stack,
         ):
             say(f"starting Redis and workers; this is worker {worker_id} of {settings.gateway_url}")
             with started(stack):

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from crawler.cli.options import (
 )
 from crawler.cli.output import (
     UNACCOUNTED,
+    cut_middle,
     existing_store,
     find_job_if_named,
     print_json,
@@ -50,6 +52,9 @@ _MAX_LISTED, _MAX_PARCEL_CHARS, _MAX_VALUE_CHARS = 20, 20, 500
 _MAX_ROWS, _MAX_LINES = 40, 100
 """Table rows and lines that `analyze` prints of a section."""
 _PROGRESS_INTERVAL_S = 2.0
+
+
+result_site_option = click.option("--site", metavar="NAME", help="Only results of this site.")
 
 
 @click.group()
@@ -149,7 +154,7 @@ def _print_file_problems(files: store.PendingFiles) -> None:
 def _print_table(items: list[dict[str, Any]]) -> None:
     rows = [("task_id", "code", "verdict", "parcel_id", "url")]
     for item in items:
-        parcel = _shortened(item["parcel_id"] or "", _MAX_PARCEL_CHARS)
+        parcel = cut_middle(printable(item["parcel_id"] or ""), _MAX_PARCEL_CHARS)
         code, url = str(item["status_code"]), printable(item["url"])
         verdict = f"{item['verdict']}, invalid" if item.get("invalid") else item["verdict"]
         rows.append((item["task_id"][:12], code, verdict, parcel, url))
@@ -159,16 +164,7 @@ def _print_table(items: list[dict[str, Any]]) -> None:
         url_width = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8)
     for *cells, url in rows:
         text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
-        print(f"{text}  {_shortened(url, url_width)}")
-
-
-def _shortened(text: str, most: int) -> str:
-    """Cut out the middle of a long text: the ends of URLs tell pages of one site apart."""
-    text = printable(text)
-    if len(text) <= most:
-        return text
-    half = (most - 1) // 2
-    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
+        print(f"{text}  {cut_middle(url, url_width)}")
 
 
 @results.command()
@@ -241,6 +237,7 @@ def _column_names(
     help="Format (default: by the file's ending).",
 )
 @job_option
+@result_site_option
 @role_option
 @since_option
 @click.option(
@@ -261,17 +258,25 @@ def _column_names(
     type=click.Path(path_type=Path),
     help="Folder for the pages, decoded, one file each.",
 )
+@click.option(
+    "--files",
+    "files",
+    type=click.Path(path_type=Path),
+    help="Folder for the images and documents that records name, each once; the records say where.",
+)
 @json_option
 @data_dir_option
 def export(
     output: Path,
     form: str | None,
     job_name: str | None,
+    site: str | None,
     roles: tuple[str, ...],
     since: float | None,
     all_rows: bool,
     columns: tuple[str, ...],
     pages: Path | None,
+    files: Path | None,
     as_json: bool,
 ) -> int:
     """Write results to one file: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
@@ -286,6 +291,8 @@ def export(
       python -m crawler results export --format csv --output results.csv
       python -m crawler results export --output auction.xlsx --job parcels.csv --all-rows
       python -m crawler results export --output prices.csv --columns price,owner,url
+      python -m crawler results export --output flats.jsonl --site imoti --role listing
+      python -m crawler results export --output homes.jsonl --files photos
     """
     from crawler.orchestrator import terminated_by_signal
 
@@ -294,14 +301,16 @@ def export(
         raise click.UsageError(
             f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}"
         )
-    if all_rows and (since or roles):
-        raise click.UsageError("--all-rows does not go with --since or --role")
+    if all_rows and (since or roles or site):
+        raise click.UsageError("--all-rows does not go with --since, --role or --site")
     if all_rows and form == "warc":
         raise click.UsageError("--all-rows does not go with the format warc")
     if columns and form not in store.TABLES:
         raise click.UsageError(f"--columns is for tables: {', '.join(store.TABLES)}")
     with existing_store() as lpm:
         job = find_job_if_named(lpm, job_name)
+        if site is not None:
+            site = _known_site(lpm, site)
     # Not in `existing_store`: it would report a closed stdout as an error of the store.
     with closing(lpm), terminated_by_signal():
         missing = warn_incomplete(lpm, job)
@@ -312,19 +321,21 @@ def export(
             job=job,
             since=since,
             roles=roles,
+            site=site,
             all_rows=all_rows,
             columns=columns,
             pages=pages,
+            files=files,
             say=say,
         )
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
+    if files:
+        say(f"{counted(done.files, 'new file')} written to {files}/")
     if as_json and str(output) != "-":
         facts: dict[str, Any] = {"results": done.results, "file": str(output), "format": form}
-        if all_rows:
-            facts["rows"] = done.rows
-        if pages:
-            facts["pages"] = done.pages
+        asked = ((all_rows, "rows"), (pages, "pages"), (files, "files"))
+        facts |= {name: getattr(done, name) for is_asked, name in asked if is_asked}
         if missing:
             facts["unaccounted"] = missing
         print_json(facts)
@@ -334,6 +345,112 @@ def export(
     if missing:
         return UNACCOUNTED
     return 0
+
+
+def _cursor(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> int | str | None:
+    """Return the number, or `now`."""
+    if value is None or value == "now":
+        return value
+    if not (value.isascii() and value.isdecimal()):
+        raise click.BadParameter(f"{value!r} is no number of a result; write one, or now")
+    return int(value)
+
+
+@results.command()
+@job_option
+@result_site_option
+@role_option
+@click.option(
+    "--from",
+    "first",
+    callback=_cursor,
+    metavar="CURSOR",
+    help="Continue behind this number (`seq`), or `now`: only what is stored from now on "
+    "(default: from the beginning).",
+)
+@click.option("--no-wait", is_flag=True, help="End when nothing more is there.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append to this file, and continue behind its last line (default: stdout).",
+)
+@data_dir_option
+def follow(
+    job_name: str | None,
+    site: str | None,
+    roles: tuple[str, ...],
+    first: int | str | None,
+    no_wait: bool,
+    output: Path | None,
+) -> None:
+    """Write results as they are stored, as JSON lines, in the order of their commits.
+
+    Each line begins with `seq`, a number that grows and never comes again. Store it with what you
+    make of the line, and continue with --from: you get each result once. A result whose record is
+    replaced later comes again, with a new number.
+
+    Waits for more until it is interrupted; with --job until the job has ended, which exits with 0.
+    An --output file that has lines is continued by itself: without --from, and with the --job,
+    --site and --role that it was begun with, which are noted in FILE.filter.
+
+    \b
+    Example:
+      python -m crawler results follow --output results.jsonl
+      python -m crawler results follow --job parcels.csv | jq .data
+      python -m crawler results follow --from 1200 --no-wait
+    """
+    from crawler.orchestrator import terminated_by_signal
+    from crawler.results import follow as following
+
+    with existing_store() as lpm:
+        job = find_job_if_named(lpm, job_name)
+        if site is not None:
+            site = _known_site(lpm, site)
+        newest = lpm.results.last_seq()
+    if isinstance(first, int) and first > newest:
+        raise click.UsageError(
+            f"--from {first} is after the newest result, which has the number {newest}; "
+            "was it noted with another store?"
+        )
+    cursor = following.Cursor(newest if first == "now" else int(first or 0))
+    # Not in `existing_store`: it would report a closed stdout as an error of the store.
+    with ExitStack() as opened:
+        opened.enter_context(closing(lpm))
+        opened.enter_context(terminated_by_signal())
+        sink: following.Sink
+        if output is None or str(output) == "-":
+            sink = following.Stdout()
+        else:
+            file = sink = following.OutputFile(output, lpm.folder, time.sleep)
+            opened.callback(file.close)
+            with lpm.errors():
+                file.check_store(lpm)
+            name = job.name if job else None
+            file.check_filter(following.Filter(name, site, tuple(sorted(set(roles)))))
+            if file.last:
+                if first is not None:
+                    raise UsageError(
+                        f"{output} has results up to number {file.last.seq} and is continued "
+                        "there; nothing was written: leave out --from, or choose another file"
+                    )
+                cursor = following.Cursor(file.last.seq)
+        following.follow(lpm, sink, cursor, job=job, roles=roles, site=site, wait=not no_wait)
+    again = "the same command continues" if output else f"continue with --from {cursor.seq}"
+    say(f"{counted(cursor.results, 'result')} handed on; {again}")
+
+
+def _known_site(lpm: LocalPersistenceManager, given: str) -> str:
+    """Return the name as results have it; a site without a file and without results is refused."""
+    from crawler import sites
+
+    settings, name = config.load(), given.strip().lower()
+    known = sites.load(settings.config_dir, settings.rate)
+    if name not in (sites.DEFAULT, *known.names) and not lpm.results.has_site(name):
+        known.find(given)
+    return name
 
 
 def _not_stdout(
@@ -488,31 +605,101 @@ def unbundle(file: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--raw", is_flag=True, help="Delete raw pages (required: nothing else is pruned).")
+@click.option("--raw", is_flag=True, help="Delete raw pages.")
+@click.option("--jobs", is_flag=True, help="Delete finished jobs with all that belongs to them.")
 @click.option(
     "--older-than",
     type=Duration(),
-    help="Only segments that were last written longer ago than this, such as 30d.",
+    help="Only segments that were last written, or jobs that ended, longer ago than this, such as "
+    "30d.",
+)
+@click.option(
+    "--also-unexported",
+    is_flag=True,
+    help="With --jobs: also jobs with results that were never exported, archived, bundled or "
+    "delivered.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
 @json_option
 @data_dir_option
-def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> None:
-    """Delete old raw pages, a whole segment at a time. Records and results stay.
+def prune(
+    raw: bool,
+    jobs: bool,
+    older_than: float | None,
+    also_unexported: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Delete old raw pages, or old jobs.
 
-    A segment holds the pages of at most a day. A segment is kept while a worker writes to it, and
-    while the Gateway has not got the results of its pages.
+    --raw deletes whole segments; records and results stay. A segment holds the pages of at most a
+    day. It is kept while a worker writes to it, and while the Gateway has not got the results of
+    its pages.
+
+    --jobs deletes finished jobs with their tasks, results, timelines and files in pending/, beside
+    a running stack. Listings and price histories stay, and raw pages until `prune --raw`; but the
+    pages of removed jobs can no longer be replayed or shown, and the next crawl fetches them in
+    full. A job is kept, and named, while it has open tasks, losses, or results for the Gateway;
+    while a job that stays has some of its tasks; if results, as they are now, were never exported,
+    archived, bundled or delivered (`results follow` and `listings export` do not count); and if it
+    is the newest job, or has the newest task or entry in a timeline.
 
     \b
     Example:
       python -m crawler prune --raw --older-than 30d
+      python -m crawler prune --jobs --older-than 90d --dry-run
     """
+    if raw and jobs:
+        raise click.UsageError("--raw and --jobs: only one of them at a time")
+    if not (raw or jobs) or older_than is None:
+        raise click.UsageError(
+            f"choose what to remove, and how old: {program()} prune --raw --older-than 30d, or "
+            f"{program()} prune --jobs --older-than 90d"
+        )
+    if raw and also_unexported:
+        raise click.UsageError("--also-unexported goes with --jobs")
+    if jobs:
+        _prune_jobs(older_than, also_unexported, dry_run, as_json)
+    else:
+        _prune_raw(older_than, dry_run, as_json)
+
+
+def _prune_jobs(older_than: float, also_unexported: bool, dry_run: bool, as_json: bool) -> None:
+    from crawler.results.retention import prune_jobs
+
+    with existing_store() as lpm:
+        done = prune_jobs(
+            lpm,
+            lpm.now() - older_than,
+            also_unexported=also_unexported,
+            dry_run=dry_run,
+            progress=say,
+        )
+        can_shrink = lpm.retention.gives_room_back()
+    if as_json:
+        print_json(done)
+        return
+    verb, line = "Would remove" if dry_run else "Removed", "Nothing to remove"
+    if done.jobs:
+        removed = (
+            f"{counted(len(done.jobs), 'job')}, {done.tasks:,} tasks, {done.results:,} results"
+        )
+        line = f"{verb} {removed}"
+        if done.bytes:
+            line += f"; lpm.db has become {size_text(done.bytes)} smaller"
+    before = datetime.fromtimestamp(max(0.0, done.before), UTC)
+    print(f"{line} (jobs that ended before {before:%Y-%m-%d %H:%M} UTC)")
+    for name in done.jobs:
+        print(f"  {verb.lower()} {printable(name)}")
+    for job in done.kept:
+        print(f"  kept {printable(job.job)}: {printable(job.reason)}")
+    if done.jobs and not dry_run and not can_shrink:
+        say(f"lpm.db keeps its size for what comes; {program()} doctor --compact shrinks it")
+
+
+def _prune_raw(older_than: float, dry_run: bool, as_json: bool) -> None:
     from crawler.results import archive as archiving
 
-    if not raw or older_than is None:
-        raise click.UsageError(
-            f"choose what to remove, and how old: {program()} prune --raw --older-than 30d"
-        )
     with existing_store() as lpm:
         done = archiving.prune(lpm, lpm.now() - older_than, dry_run)
     if as_json:

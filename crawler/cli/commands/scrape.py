@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.judge import Verdict
     from crawler.resilience.permit import Permit
-    from crawler.scraping import Difference
+    from crawler.scraping.stored import Difference
+    from crawler.sites import Sites
 
 SCRAPE_LIMIT_S = 240.0
 """Time for three attempts at the slowest page, with the pauses between them."""
@@ -62,8 +63,8 @@ def scrape(
     """Fetch URL now, even if it was collected before, and show its record.
 
     The task goes through the queue if a stack is up, and otherwise runs in this process. It also
-    runs in this process if you send headers, cookies, a proxy or a password in the URL, because
-    these are not stored.
+    runs in this process if you send headers, cookies, a proxy or a password in the URL, or if the
+    login of the site names a file with its secrets, because these are not stored.
 
     With --stored, the stored page is parsed with the present site configuration, and the
     differences to its result are shown. Nothing is changed. Exits with 1 if the page cannot be
@@ -98,6 +99,7 @@ def fetch_now(
         from crawler.fetch.session import Session
 
         session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
+    session = _with_site_secrets(settings, address.url, session)
     local = local or ignore_robots or session is not None
     call_id = str(uuid.uuid4())
     new = NewTask(address=address, priority=1, external_id=call_id)
@@ -108,6 +110,29 @@ def fetch_now(
             how = JobOptions(ignore_robots=ignore_robots)
             task = _in_this_process(settings, lpm, add, how, session)
         return lpm.results.report(task)
+
+
+def _with_site_secrets(settings: Settings, url: str, session: "Session | None") -> "Session | None":
+    """Add the secrets that the login of the URL's site names, as a crawl of the site does."""
+    from crawler import sites
+
+    try:
+        site = sites.load(settings.config_dir, settings.rate).of(url)
+    except InputError:
+        return session  # a running worker goes on with the files as they were
+    if not site.login:
+        return session
+    from crawler.crawls import session_for
+
+    return session_for(settings, site, session)
+
+
+def require_login(known: "Sites", url: str, session: "Session | None") -> None:
+    """Refuse secrets for a page whose site names no login that they could be for."""
+    if session and session.secrets and not known.of(url).login:
+        host = urls.split(url)[2]
+        missing = f"no site's file has a login for {host}"
+        raise UsageError(f"--secrets: {missing}; add `login` to a file in config/sites/")
 
 
 def _in_this_process(
@@ -125,7 +150,7 @@ def _in_this_process(
     from crawler import logs
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
-    from crawler.scraping import FetchOptions
+    from crawler.scraping.attempt import FetchOptions
     from crawler.worker import Worker, tune_garbage_collection
 
     logs.setup("warning")
@@ -196,7 +221,8 @@ def _print_report(report: dict[str, Any]) -> None:
 def _parse_stored(settings: Settings, address: urls.Address, as_json: bool) -> int:
     """Parse the stored page with the present configuration, and show what differs."""
     from crawler import sites
-    from crawler.scraping import difference, examine, find_stored_page
+    from crawler.scraping.examine import examine
+    from crawler.scraping.stored import difference, find_stored_page
 
     known = sites.load(settings.config_dir, settings.rate)
     try:
@@ -458,7 +484,7 @@ def _page_from_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored_page(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.scraping import rebuild_page
+    from crawler.scraping.stored import rebuild_page
 
     for task in lpm.tasks.for_url(address.key):
         if page := lpm.pages.read(task):
@@ -476,7 +502,7 @@ async def _fetched_page(settings: Settings, url: str) -> Page:
 
 def _verdict_on(settings: Settings, page: Page) -> "Verdict":
     from crawler import sites
-    from crawler.scraping import examine
+    from crawler.scraping.examine import examine
 
     known = sites.load(settings.config_dir, settings.rate)
     site = known.of(page.url) if page.url else known.default

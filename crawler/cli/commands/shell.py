@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config, urls
-from crawler.cli.options import data_dir_option
+from crawler.cli.options import data_dir_option, session_options
 from crawler.cli.output import say
 from crawler.config import Settings
 from crawler.errors import CrawlerError, FetchError, UsageError
@@ -17,6 +17,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
+    from crawler.fetch.session import Session
     from crawler.models import Page
     from crawler.scraping.single import SinglePages
     from crawler.sites import Sites
@@ -38,13 +39,15 @@ _HELP = """\
 @click.option("--stored", is_flag=True, help="Only the stored page: fetch nothing.")
 @click.option("--fetch", "fresh", is_flag=True, help="Fetch the page even if it is stored.")
 @click.option("--code", "-c", help="Python to run instead of the prompt.")
+@session_options
 @data_dir_option
-def shell(url: str, stored: bool, fresh: bool, code: str | None) -> int:
+def shell(url: str, stored: bool, fresh: bool, code: str | None, session: "Session | None") -> int:
     """Open a Python prompt with the page of URL.
 
     The page is the stored one. If there is none, it is fetched with the limits and the robots.txt
-    of its site, and not stored. The prompt has the names page, css(), xpath(), json_ld, fields,
-    record, links and fetch(). It is IPython if that is installed.
+    of its site, and not stored. With --secrets, it is always fetched, after signing in by the login
+    of the site's file. The prompt has the names page, css(), xpath(), json_ld, fields, record,
+    links and fetch(). It is IPython if that is installed.
 
     If stdin is no terminal, it is run as Python. With --code, that is run. What you print goes to
     stdout. Exits with 1 if the page cannot be had, or your code fails.
@@ -53,13 +56,18 @@ def shell(url: str, stored: bool, fresh: bool, code: str | None) -> int:
     Example:
       python -m crawler shell http://county.example/parcel/123
       python -m crawler shell http://county.example/ -c 'print(css("h1")[0].text())'
+      python -m crawler shell http://county.example/members --secrets county-secrets.txt
     """
     if stored and fresh:
         raise click.UsageError("either --stored or --fetch, not both")
+    if stored and session:
+        raise click.UsageError("--stored fetches nothing, so there is nothing to send")
     with tempfile.TemporaryDirectory(prefix="crawler-shell-") as scratch:
-        prompt = Prompt(config.load(), Path(scratch), stored_only=stored)
+        prompt = Prompt(config.load(), Path(scratch), stored_only=stored, session=session)
         try:
-            prompt.open(url, fresh=fresh)
+            prompt.require_login(url)
+            # A page that was stored without signing in is not the one that is asked for.
+            prompt.open(url, fresh=fresh or bool(session and session.secrets))
         except FetchError as error:
             raise click.ClickException(f"{error.message} ({error.reason})") from None
         if code is None and not sys.stdin.isatty():
@@ -73,13 +81,26 @@ def shell(url: str, stored: bool, fresh: bool, code: str | None) -> int:
 class Prompt:
     """The names of a prompt, which change with the page."""
 
-    def __init__(self, settings: Settings, scratch: Path, stored_only: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        scratch: Path,
+        stored_only: bool,
+        session: "Session | None" = None,
+    ) -> None:
         from crawler import sites
 
         self._settings, self._scratch, self._stored_only = settings, scratch, stored_only
+        self._session = session
         self._sites: Sites = sites.load(settings.config_dir, settings.rate)
         self._single: SinglePages | None = None
         self.names = _Names(fetch=self.fetch, __name__="__main__")
+
+    def require_login(self, url: str) -> None:
+        """Refuse secrets for a URL whose site has no login."""
+        from crawler.cli.commands.scrape import require_login
+
+        require_login(self._sites, urls.parse(url).url, self._session)
 
     def open(self, url: str, fresh: bool) -> None:
         """Get the page of a URL, and make it the one of the prompt."""
@@ -105,7 +126,7 @@ class Prompt:
         return self.names["page"]
 
     def _stored(self, address: urls.Address) -> "Page | None":
-        from crawler.scraping import find_stored_page
+        from crawler.scraping.stored import find_stored_page
 
         if not LocalPersistenceManager.exists(self._settings.data_dir):
             return None
@@ -126,7 +147,7 @@ class Prompt:
                 robots = self._scratch  # looking at a page makes no store
             connect = shared_permit(settings)
             permit = connect(f"shell-{os.getpid()}") if connect else None
-            self._single = SinglePages(settings, self._sites, robots, permit)
+            self._single = SinglePages(settings, self._sites, robots, permit, self._session)
         return self._single.fetch(url)
 
     def run(self, code: str) -> bool:

@@ -1,14 +1,15 @@
-"""`sites`: list, check, show and draft the files of sites."""
+"""`sites`: list, check, show and draft the files of sites; `sites crawl` has its own module."""
 
-import difflib
+import time
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from crawler import config, urls
-from crawler.cli.options import data_dir_option, json_option
+from crawler import config, times, urls
+from crawler.cli.options import data_dir_option, json_option, session_options
 from crawler.cli.output import existing_store, print_json, say
 from crawler.config import Settings, argument, program
 from crawler.errors import InputError, UsageError
@@ -16,20 +17,37 @@ from crawler.logs import counted, printable
 from crawler.models import TaskStatus
 
 if TYPE_CHECKING:
+    from crawler.cli.schedules import ScheduleFacts
+    from crawler.fetch.session import Session
     from crawler.sites import Site, Sites
     from crawler.sites.draft import Draft
 
 _HIDDEN = "***"
 
 
-@click.group()
+class _SitesGroup(click.Group):
+    """Imports `sites crawl` only when it is needed, which keeps the other commands fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "crawl"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "crawl":
+            return super().get_command(ctx, cmd_name)
+        from crawler.cli.commands.sites_crawl import crawl
+
+        return crawl
+
+
+@click.group(cls=_SitesGroup)
 def sites() -> None:
-    """List, check, show and draft the files of sites.
+    """Crawl sites by name; list, check, show and draft their files.
 
     \b
     Example:
       python -m crawler sites new https://county.example/parcels --output config/sites/county.yaml
       python -m crawler sites check
+      python -m crawler sites crawl county imoti --parallel
     """
 
 
@@ -80,14 +98,14 @@ def _facts(site: "Site") -> dict[str, Any]:
 def check(files: tuple[Path, ...], as_json: bool) -> int:
     """Check all files in config/, or only FILES, and print every fault with its line.
 
-    Exits with 2 if there is one.
+    Exits with 2 if there is one. The secrets files that logins name are checked, too.
 
     \b
     Example:
       python -m crawler sites check
       python -m crawler sites check draft.yaml
     """
-    from crawler.sites import faults, file_faults
+    from crawler.sites import check_secrets, faults, file_faults
 
     settings = config.load()
     folder, rate = settings.config_dir, settings.rate
@@ -97,6 +115,13 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
             found += file_faults(path, folder, rate)
     else:
         found = faults(folder, rate, run=True)
+    secrets = check_secrets(folder, rate, files)
+    found += secrets.faults
+    for file in secrets.exposed:
+        name = printable(str(file))
+        say(f"warning: others than its owner may use {name}: chmod 600 {argument(str(file))}")
+    if not found and not files:
+        _tell_of_files(_load(settings))
     if as_json:
         print_json(
             [{"file": each.path, "line": each.line, "reason": each.reason} for each in found]
@@ -110,6 +135,13 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
                 good = counted(len(_load(settings).names), "site")
             print(f"no faults ({good})")
     return UsageError.exit_code if found else 0
+
+
+def _tell_of_files(known: "Sites") -> None:
+    """Say which sites have files that nothing fetches for the rows of their `url_template`."""
+    for name in known.templates:
+        if known.find(name).files:
+            say(f"note: files of {name} are fetched by crawls only, not for rows of `bulk import`")
 
 
 @sites.command()
@@ -161,13 +193,7 @@ def _named(known: "Sites", name: str) -> "Site":
         return known.of(urls.parse(name).url)
     if name == known.default.name:
         return known.default
-    if site := known.named(name):
-        return site
-    near = difflib.get_close_matches(name.lower(), known.names, n=1)
-    hint = f"known are {', '.join(known.names) or 'none'}"
-    if near:
-        hint = f"did you mean {near[0]}?"
-    raise UsageError(f"there is no site {name[:60]!r}; {hint}")
+    return known.find(name)
 
 
 @sites.command()
@@ -178,36 +204,46 @@ def _named(known: "Sites", name: str) -> "Site":
     help="Write the draft to this file, such as config/sites/county.yaml.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@session_options
 @json_option
 @data_dir_option
-def new(url: str, output: Path | None, force: bool, as_json: bool) -> int:
+def new(
+    url: str, output: Path | None, force: bool, session: "Session | None", as_json: bool
+) -> int:
     """Fetch URL, and draft the file of its site from that page.
 
     A list gives the links to its items and to its next page; an item gives the fields of its
     JSON-LD and of its labels. The draft is loaded and tried on the page before it is shown. The
-    page is fetched as by `scrape`, and stored.
+    page is fetched as by `scrape`, and stored. For a page behind a login, write a file with `hosts`
+    and `login` first, and give its secrets with --secrets.
 
     \b
     Example:
       python -m crawler sites new https://county.example/parcels
       python -m crawler sites new https://county.example/parcel/1 --output config/sites/county.yaml
     """
-    from crawler.cli.commands.scrape import fetch_now
-    from crawler.scraping import find_stored_page
+    from crawler.cli.commands.scrape import fetch_now, require_login
+    from crawler.scraping.stored import find_stored_page
     from crawler.sites.draft import draft
 
     if output:
         _check_output(output, force)
     settings = config.load()
-    report = fetch_now(settings, url)
+    address = urls.parse(url)
+    known = _load(settings)
+    site = known.of(address.url)
+    require_login(known, address.url, session)
+    report = fetch_now(settings, url, session=session)
     if report["status"] != TaskStatus.COMPLETED:
         reason = printable(report["error_message"] or "not done yet")
         say(f"the page cannot be had: {reason} ({report['error_type']})")
         return 1
-    address = urls.parse(url)
     with existing_store() as lpm:
         page = find_stored_page(lpm, address.url, address.key).page
     made = draft(page)
+    if site.login:
+        copied = f"no login: copy it from the file of the site {site.name}"
+        made = made._replace(lacks=[*made.lacks, copied])
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.text, encoding="utf-8")
@@ -227,6 +263,8 @@ def _say_found(made: "Draft") -> None:
     for name, value in made.fields.items():
         text = msgspec.json.encode(value).decode()
         say(f"  {printable(name)}: {printable(text[:100])}")
+    for what in made.lacks:
+        say(f"the draft has {printable(what)}")
 
 
 def _check_output(output: Path, force: bool) -> None:
@@ -249,3 +287,53 @@ def _say_written(made: "Draft", output: Path) -> None:
     if output.stem != made.name:
         say(f"the name of the site is that of its file: {printable(output.stem)}")
     say(f"next: {program()} sites check {argument(str(output))}")
+
+
+@sites.command()
+@json_option
+@data_dir_option
+def schedules(as_json: bool) -> int:
+    """List the schedules of config/schedules.yaml: when each runs, and what came of its last run.
+
+    While that file is broken, only the last runs are known. Exits with 2 if a file is broken.
+
+    \b
+    Example:
+      python -m crawler sites schedules
+    """
+    from crawler.cli.schedules import gather_schedules
+    from crawler.stack import is_beat_running
+
+    settings = config.load()
+    found, faults = gather_schedules(settings)
+    beat = is_beat_running(settings.data_dir)
+    for fault in faults:
+        say(f"Error: {fault}")
+    code = UsageError.exit_code if faults else 0
+    if as_json:
+        print_json({"beat": beat, "schedules": found, "faults": [str(each) for each in faults]})
+        return code
+    now, tz = time.time(), times.zone(settings.timezone)
+    for each in found:
+        _print_schedule(each, now, tz)
+    if not found and not faults:
+        print(f"no schedules in {printable(str(settings.config_dir / 'schedules.yaml'))}")
+    elif not beat:
+        say(f"no beat runs, so no schedule does; start one with: {program()} up --beat")
+    return code
+
+
+def _print_schedule(each: "ScheduleFacts", now: float, tz: tzinfo | None) -> None:
+    from crawler.cli.schedules import problem_lines
+
+    title, last = [printable(each.name)], "not yet"
+    if each.rule and each.sites is not None:
+        title += [each.rule, ", ".join(each.sites)]
+    if each.last_run:
+        last = times.until(each.last_run, now, tz)
+    if each.next_run:
+        last += f"; next: {times.until(each.next_run, now, tz)}"
+    print("  ".join(title))
+    print(f"  last run: {last}")
+    for line in (*each.jobs, *problem_lines(each.problems)):
+        print(f"    {line}")

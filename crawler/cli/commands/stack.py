@@ -20,7 +20,7 @@ from crawler import config
 from crawler.cli.options import data_dir_option, json_option, workers_option
 from crawler.cli.output import print_json, say
 from crawler.config import Settings, program
-from crawler.errors import StackIsUp
+from crawler.errors import InputError, StackIsUp
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions
@@ -66,13 +66,15 @@ def started(stack: "Orchestrator") -> Iterator[None]:
 @click.command()
 @workers_option
 @click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
+@click.option("--beat", is_flag=True, help="Run the schedules of config/schedules.yaml too.")
 @data_dir_option
-def up(workers: int | None, flower: bool) -> None:
+def up(workers: int | None, flower: bool, beat: bool) -> None:
     """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
     Example:
       python -m crawler up --workers 4 --flower
+      python -m crawler up --beat
     """
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.stack import read_stack
@@ -85,7 +87,7 @@ def up(workers: int | None, flower: bool) -> None:
         print(f"The stack is up already, in containers (Flower: {stack.flower_url})")
         return
     if stack.up and stack.ready and stack.supervisor:
-        if workers or (flower and not stack.flower_url):
+        if workers or (flower and not stack.flower_url) or (beat and not stack.beat):
             raise click.UsageError(
                 f"the stack is up already, with other options; stop it first: {program()} down"
             )
@@ -94,10 +96,23 @@ def up(workers: int | None, flower: bool) -> None:
     if flower:
         check_flower()
     say("starting Redis and workers …")
-    stack = spawn_supervisor(settings, workers, flower)
+    stack = spawn_supervisor(settings, workers, flower, beat)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")
     if stack.flower_url:
         print(f"Flower: {stack.flower_url}")
+    if not beat:
+        _say_schedules_rest(settings)
+
+
+def _say_schedules_rest(settings: Settings) -> None:
+    """Say if there are schedules that nothing runs."""
+    from crawler.orchestrator import has_schedules
+
+    try:
+        if has_schedules(settings):
+            say(f"schedules do not run without --beat: {program()} down, then up --beat")
+    except InputError as error:
+        say(f"{error}; schedules do not run without --beat")
 
 
 @click.command()
@@ -151,11 +166,15 @@ def worker(workers: int | None) -> None:
 @click.command(hidden=True)
 @workers_option
 @click.option("--flower", is_flag=True)
-def supervise(workers: int | None, flower: bool) -> None:
+@click.option("--beat", is_flag=True)
+def supervise(workers: int | None, flower: bool, beat: bool) -> None:
     """The background process of `up`."""
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
-    with terminated_by_signal(), Orchestrator(config.load(), workers, flower) as stack:
+    with (
+        terminated_by_signal(),
+        Orchestrator(config.load(), workers, flower, beat=beat, join=False) as stack,
+    ):
         stack.start_all()
         while True:
             time.sleep(3600)
@@ -167,9 +186,14 @@ def supervise(workers: int | None, flower: bool) -> None:
     is_flag=True,
     help="Repair what can be repaired; replaced files are kept under another name.",
 )
+@click.option(
+    "--compact",
+    is_flag=True,
+    help="Instead of all checks, rewrite lpm.db without unused room, while the stack is down.",
+)
 @json_option
 @data_dir_option
-def doctor(repair: bool, as_json: bool) -> None:
+def doctor(repair: bool, compact: bool, as_json: bool) -> None:
     """Check the store and the stack; with --repair, repair what can be repaired.
 
     Exits with 0 if all is well, 1 if a problem is left, and 4 if the store cannot be used.
@@ -178,11 +202,20 @@ def doctor(repair: bool, as_json: bool) -> None:
     Example:
       python -m crawler doctor
       python -m crawler doctor --repair
+      python -m crawler doctor --compact
     """
     from crawler.doctor import examine, exit_code
 
+    if repair and compact:
+        raise click.UsageError("--repair and --compact are two commands; type one after the other")
+    if compact:
+        from crawler.doctor.compact import compact as rewrite
+
+        checks = rewrite(say)
+    else:
+        checks = examine(repair, say, reparse=_read_stored_page if repair else None)
     findings = []
-    for finding in examine(repair, say, reparse=_read_stored_page if repair else None):
+    for finding in checks:
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
@@ -194,14 +227,22 @@ def doctor(repair: bool, as_json: bool) -> None:
 
 
 def _read_stored_page(
-    url: str, final_url: str, head: str, received: bytes
+    url: str, final_url: str, head: str, received: bytes, named_by: str
 ) -> "ReparsedPage | None":
     """Parse a stored page with the present site configuration; None if it is no good page."""
     from crawler.doctor import ReparsedPage
-    from crawler.scraping import examine, rebuild_page
+    from crawler.fetch.budget import Budget
+    from crawler.scraping.examine import examine
+    from crawler.scraping.file_fetch import examine_file
+    from crawler.scraping.stored import rebuild_page
+    from crawler.sites.crawlfile import Files
 
     page, site = rebuild_page(head, received, url, final_url), _configured_sites().of(url)
-    read = examine(page, site)
+    if named_by:
+        naming = _configured_sites().named(named_by)
+        read = examine_file(page, (naming and naming.files) or Files(), site, Budget())
+    else:
+        read = examine(page, site)
     if not read.verdict.completed:
         return None
     content_type, version = page.header("content-type"), (site.name, site.version)
@@ -250,7 +291,7 @@ def _demo_list(settings: Settings, workers: int | None) -> bool:
 
     from crawler import demo_site
     from crawler.bulk import import_file
-    from crawler.cli.commands.bulk import crawl, report
+    from crawler.cli.running import report, run_job
 
     with demo_site.running_site() as base:
         file = settings.data_dir / "parcels.csv"
@@ -261,7 +302,7 @@ def _demo_list(settings: Settings, workers: int | None) -> bool:
             writer.writerows(rows)
         say(f"a site with {len(rows)} parcels runs at {base}; its list is {file}")
         _, job = import_file(settings, file, how=JobOptions(rate="none"))
-        books = crawl(settings, workers, job)
+        books = run_job(settings, workers, job)
     report(settings, job, as_json=False)
     _print_examples(settings.data_dir)
     if {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED:
@@ -273,7 +314,7 @@ def _demo_list(settings: Settings, workers: int | None) -> bool:
 def _demo_crawl(settings: Settings, workers: int | None) -> bool:
     """Crawl a whole site; whether each of its listings was collected, and once."""
     from crawler import crawls, urls
-    from crawler.cli.commands.bulk import crawl, report
+    from crawler.cli.running import report, run_job
     from crawler.examples.imoti import Imoti
     from crawler.examples.server import Running
 
@@ -289,7 +330,7 @@ def _demo_crawl(settings: Settings, workers: int | None) -> bool:
             sitemap=None,
         )
         job = crawls.begin(settings, plan).job
-        crawl(settings, workers, job)
+        run_job(settings, workers, job)
     report(settings, job, as_json=False)
     with LocalPersistenceManager(settings.data_dir) as lpm:
         found = Counter(urls.parse(each["url"]).key for each in lpm.results.read(job))

@@ -21,6 +21,7 @@ from crawler.cli.output import (
     require_store,
     size_text,
 )
+from crawler.cli.progress import bar, job_table
 from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.errors import UsageError
@@ -47,13 +48,18 @@ if TYPE_CHECKING:
 
 MAX_JOBS = 20
 """Maximum jobs to examine one by one for waits and missed deadlines."""
+MAX_ENDED_JOBS = 10
+"""Jobs in the table that have ended; all others are open."""
 MAX_WATCHED_JOBS, MAX_WATCHED_DOMAINS, MAX_WATCHED_WAITS = 12, 6, 5
 """Limits of `status --watch`: a terminal has 24 lines."""
+WATCHED_BAR_WIDTH = 14
 SIZES_INTERVAL_S = 30.0
 """How often `status --watch` measures the store: with a million files that takes seconds."""
 _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 _WITHOUT_RESULT = ("failed", "skipped", "expired")
-_SERVICES = ("supervisor", "redis", "worker", "agent", "flower")
+_FULL_SOON_S = 90 * 86400.0
+"""A disk that lasts longer is not worth a word."""
+_SERVICES = ("supervisor", "redis", "worker", "agent", "beat", "flower")
 
 
 @click.command()
@@ -109,6 +115,8 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "gateway": None,
         "waits": [],
         "unaccounted": [],
+        "config_faults": _config_faults(settings),
+        "schedules": [],
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         with LocalPersistenceManager(settings.data_dir) as lpm, lpm.errors():
@@ -117,13 +125,14 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     facts |= {"pids": _pids(settings), "trouble": _troubles(settings)}
     facts |= {"disk": _disk(settings), "redis": _redis(settings)}
-    facts["config_faults"] = _config_faults(settings)
     return facts
 
 
 def _add_store_facts(
     facts: dict[str, Any], settings: Settings, lpm: LocalPersistenceManager, sizes: bool
 ) -> None:
+    from crawler.cli.schedules import brief_schedules
+
     counts = lpm.counts
     with lpm.store.reading():
         jobs = lpm.jobs.all()
@@ -132,8 +141,9 @@ def _add_store_facts(
         facts["queues"] |= counts.pending_by_queue()
         facts["domains"] = counts.in_flight()
         facts["rate"] = round(counts.rate(lpm.now()), 2)
-        growth = counts.growth(lpm.now())
         facts["gateway"] = _gateway(lpm)
+        is_broken = any(map(_is_of_schedules, facts["config_faults"]))
+        facts["schedules"] = brief_schedules(settings, lpm.site_jobs.schedules(), is_broken)
     finder = WaitFinder(settings, lpm)
     facts["waits"] = _waits(finder, jobs, facts)
     late = _late_jobs(settings, lpm, finder, jobs, facts)
@@ -151,7 +161,7 @@ def _add_store_facts(
     if not any(missing):
         facts["unaccounted"] = lpm.pages.missing()
     if sizes:
-        facts["store"] = {"bytes": lpm.sizes(), **growth}
+        facts["store"] = _store(lpm)
 
 
 def _waits(finder: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -216,6 +226,7 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "supervisor": _living_pid(stack.supervisor),
         "redis": _living_pid(stack.redis),
         "agent": _living_pid(stack.agent),
+        "beat": _living_pid(stack.beat),
         "flower": _living_pid(stack.flower),
         "workers": [
             {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
@@ -240,10 +251,16 @@ def _troubles(settings: Settings) -> dict[str, str]:
 
 
 def _config_faults(settings: Settings) -> list[str]:
-    from crawler.sites.live import state_of
+    from crawler.sites.live import file_state, state_of
+    from crawler.sites.schedulefile import SCHEDULES
 
     folder = settings.config_dir
-    return _faults_of(folder, settings.rate, state_of(folder))
+    state = state_of(folder), file_state(folder / SCHEDULES)
+    return _faults_of(folder, settings.rate, state)
+
+
+def _is_of_schedules(fault: str) -> bool:
+    return "schedules.yaml, line" in fault
 
 
 @lru_cache(maxsize=1)
@@ -312,11 +329,12 @@ def _open_count(counts: dict[str, int]) -> int:
 
 
 def _print_status(facts: dict[str, Any], settings: Settings) -> None:
-    _print_counts(facts)
+    shown = _shown_jobs(facts)
+    _print_counts(facts, shown)
     now, tz = time.time(), times.zone(settings.timezone)
     for job_name, about in facts["job_facts"].items():
         name, open_ = printable(job_name), _open_count(facts["jobs"][job_name])
-        if about["crawl"]:
+        if about["crawl"] and job_name in shown:
             print(f"{name} is a crawl: {about['crawl']}")
         if open_ and about["state"] == "cancelled":
             print(f"{name} is cancelled")
@@ -328,19 +346,27 @@ def _print_status(facts: dict[str, Any], settings: Settings) -> None:
             print(f"LATE: {name}: {about['late']}")
     for what in facts["unaccounted"]:
         print(f"UNACCOUNTED: {printable(what)}; {program()} doctor tells more")
-    for line in (*system_lines(facts), *wait_lines(facts)):
+    for line in (*system_lines(facts, tz), *wait_lines(facts)):
         print(line)
 
 
-def _print_counts(facts: dict[str, Any]) -> None:
-    """Print a table of all jobs' counts that fits into 80 columns if the numbers do."""
-    jobs = ((printable(name), counts) for name, counts in facts["jobs"].items())
-    rows = [("all", facts["books"]), *jobs]
+def _shown_jobs(facts: dict[str, Any]) -> list[str]:
+    """Return the names of the open jobs, and of those that ended last."""
+    states = {name: about["state"] for name, about in facts["job_facts"].items()}
+    ended = [name for name, state in states.items() if state == JobStatus.DONE]
+    left_out = set(ended[:-MAX_ENDED_JOBS])
+    return [name for name in states if name not in left_out]
+
+
+def _print_counts(facts: dict[str, Any], shown: list[str]) -> None:
+    """Print a table of the counts of jobs, as wide as the terminal if the numbers fit."""
+    rows = [("all", facts["books"]), *((printable(name), facts["jobs"][name]) for name in shown)]
     widths = {
         state: max(len(state), *(len(f"{counts[state]:,}") for _, counts in rows)) + 1
         for state in _STATES
     }
-    name_width = min(max(len(name) for name, _ in rows), max(12, 79 - sum(widths.values())))
+    room = shutil.get_terminal_size().columns - 1 - sum(widths.values())
+    name_width = min(max(len(name) for name, _ in rows), max(12, room))
     print(" " * name_width + "".join(f"{state:>{width}}" for state, width in widths.items()))
     for name, counts in rows:
         cells = "".join(f"{counts[state]:>{width},}" for state, width in widths.items())
@@ -348,6 +374,8 @@ def _print_counts(facts: dict[str, Any]) -> None:
             print(f"{name[: name_width - 1]}…{cells}")
         else:
             print(f"{name:{name_width}}{cells}")
+    if more := len(facts["jobs"]) - len(shown):
+        print(f"and {counted(more, 'job')} that ended earlier: {program()} job list")
 
 
 _DELIVERY = {
@@ -373,25 +401,31 @@ def delivery_lines(facts: dict[str, Any]) -> list[str]:
     return [f"{name}: {', '.join(parts)} ({program()} sync status)"]
 
 
-def system_lines(facts: dict[str, Any]) -> list[str]:
+def system_lines(facts: dict[str, Any], tz: tzinfo | None) -> list[str]:
     """Return lines on delivery, processes, the store and the disk."""
+    from crawler.cli.schedules import problem_lines
+
     lines = delivery_lines(facts)
     for pid, text in facts["trouble"].items():
         lines.append(f"process {pid} claims nothing: {printable(text)}")
     for fault in facts["config_faults"]:
-        lines.append(f"{printable(fault)}; workers go on with the files as they were before")
+        who = "beats" if _is_of_schedules(fault) else "workers"
+        lines.append(f"{printable(fault)}; {who} go on with the files as they were before")
+    for schedule in facts["schedules"]:
+        told = problem_lines(schedule["problems"])
+        lines += [f"SCHEDULE {printable(schedule['name'])}: {line}" for line in told]
     for stopped in facts["pids"]["still"]:
         pid = stopped["pid"]
         remedy = f"kill -CONT {pid} wakes it, kill -9 {pid} ends it"
         lines.append(f"STANDS STILL: {stopped['what']}, process {pid}; {remedy}")
-    lines.append(_process_line(facts))
+    lines.append(_process_line(facts, tz))
     if "store" in facts:
         lines.append(_store_line(facts["store"]))
     disk = facts["disk"]
     return [*lines, f"{size_text(disk['free'])} free in {disk['folder']}"]
 
 
-def _process_line(facts: dict[str, Any]) -> str:
+def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
     pids, redis = facts["pids"], facts["redis"]
     supervisor = pids["supervisor"] or "none"
     if pids["unreadable"]:
@@ -407,7 +441,36 @@ def _process_line(facts: dict[str, Any]) -> str:
     ]
     if pids["agent"]:
         parts.append(f"agent {pids['agent']}")
+    if pids["beat"]:
+        parts.append(f"beat {pids['beat']}")
+    next_runs = [(each["next_run"], each["name"]) for each in facts["schedules"]]
+    if planned := [each for each in next_runs if each[0]]:
+        at, name = min(planned)
+        parts.append(f"next run {times.until(at, time.time(), tz)} ({printable(name)})")
     return " · ".join(parts)
+
+
+def _store(lpm: LocalPersistenceManager) -> dict[str, Any]:
+    """Return what the store takes, what was added of late, and when the disk is full at that
+    pace."""
+    now, sizes = lpm.now(), lpm.sizes()
+    with lpm.store.reading():
+        growth = lpm.counts.growth(now, sizes)
+    last_hour, last_day = (
+        recent | {"archive": lpm.archived_since(now - span)}
+        for recent, span in ((growth.last_hour, 3600), (growth.last_day, 86400))
+    )
+    per_hour, per_day = sum(last_hour.values()), sum(last_day.values())
+    pace = max(per_hour / 3600, per_day / 86400)  # bytes a second
+    return {
+        "bytes": sizes,
+        "bytes_per_page": growth.bytes_per_page,
+        "bytes_per_hour": per_hour,
+        "bytes_per_day": per_day,
+        "last_hour": last_hour,
+        "last_day": last_day,
+        "full_in_s": round(shutil.disk_usage(lpm.folder).free / pace) if pace else None,
+    }
 
 
 def _store_line(store: dict[str, Any]) -> str:
@@ -415,9 +478,16 @@ def _store_line(store: dict[str, Any]) -> str:
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items() if size)
     line = f"store {size_text(sum(sizes.values()))} ({parts})"
     if store["bytes_per_page"]:
-        line += f"; grows by {size_text(store['bytes_per_page'])} a page"
-    if store["bytes_per_hour"]:
-        line += f", {size_text(store['bytes_per_hour'])} an hour"
+        line += f"; {size_text(store['bytes_per_page'])} a page"
+    for span in ("hour", "day"):
+        if grown := store[f"bytes_per_{span}"]:
+            largest = max(store[f"last_{span}"].items(), key=lambda part: part[1])
+            line += f"; {size_text(grown)} in the last {span}"
+            if largest[1] > grown / 2:
+                line += f" (most of it {largest[0]})"
+    full_in_s = store["full_in_s"]
+    if full_in_s is not None and full_in_s < _FULL_SOON_S:
+        line += f"; at this pace the disk is full in {times.duration(full_in_s)}"
     return line
 
 
@@ -549,21 +619,18 @@ class Watch:
 
     def _picture(self, facts: dict[str, Any]) -> "RenderableType":
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, expand=False)
-        for title, width in (("job", 20), ("", 14)):
-            table.add_column(title, width=width, no_wrap=True, overflow="ellipsis")
+        table = job_table("job")
+        table.add_column("", width=WATCHED_BAR_WIDTH)
         table.add_column("")
         below = []
         jobs = self._open_jobs(facts)
         for name, counts in jobs[:MAX_WATCHED_JOBS]:
             about = facts["job_facts"][name]
             done = counts["accepted"] - _open_count(counts)
-            bar = ProgressBar(total=max(1, counts["accepted"]), completed=done, width=14)
-            table.add_row(Text(printable(name)), bar, Text(self._progress(counts, about)))
+            filled = bar(done, counts["accepted"], WATCHED_BAR_WIDTH)
+            table.add_row(Text(printable(name)), filled, Text(self._progress(counts, about)))
             if about["warning"]:
                 warning = f"warning: {printable(name)}: {about['warning']}"
                 below.append(Text(warning, style="bold red"))
@@ -574,7 +641,8 @@ class Watch:
             waits[MAX_WATCHED_WAITS:] = [f"… and {more} more: {program()} status"]
         for line in waits:
             below.append(Text(line, style="bold" * line.startswith("STANDSTILL")))
-        dim = [Text(line, style="dim") for line in (*self._activity(facts), *system_lines(facts))]
+        lines = (*self._activity(facts), *system_lines(facts, self._tz))
+        dim = [Text(line, style="dim") for line in lines]
         return Group(table, *below, Text(""), *dim)
 
     def _activity(self, facts: dict[str, Any]) -> tuple[str, str]:

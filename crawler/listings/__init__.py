@@ -1,0 +1,1 @@
+"""Listings of different sites that are the same thing."""
