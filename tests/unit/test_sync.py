@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db import schema
-from crawler.db.connection import Database
 from crawler.db.gateway import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway import agent
@@ -23,6 +21,7 @@ from crawler.gateway.client import GatewayClient
 from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
 from crawler.lpm import LocalPersistenceManager
 from tests.support.exchange import assign, claim, fail, given
+from tests.support.older import as_of_schema
 from tests.support.scripted import TOKEN, Answer, Call, ScriptedGateway
 from tests.support.stack import PATIENCE_S
 from tests.support.tasks import collect, done, page
@@ -636,23 +635,8 @@ def test_what_an_older_program_has_delivered_is_known(
     gateway.rules = [counting(gateway, set())]
     of_parcels(lpm, *range(3))
     rounds(lpm, gateway)
-    of_crawls = ["role", "depth", "hops", "parent", "method", "body", "modified_at", "list_crc32"]
-    columns = "".join(f"ALTER TABLE tasks DROP COLUMN {name};" for name in of_crawls)
-    tables = "SELECT name FROM sqlite_schema WHERE type = 'table'"
-    with closing(Database(":memory:")) as older:
-        schema.build(older, 0, 7)
-        later = set(lpm.store.durable.column(tables)) - set(older.column(tables))
-    lpm.store.durable.execute(
-        f"""DROP INDEX tasks_by_url; DROP INDEX tasks_of_crawl; {columns}
-           CREATE INDEX tasks_by_url ON tasks(url_key);
-           DROP INDEX results_by_seq; ALTER TABLE results DROP COLUMN seq;
-           ALTER TABLE results DROP COLUMN invalid; ALTER TABLE exports DROP COLUMN roles;
-           DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more;
-           ALTER TABLE outbox DROP COLUMN replaced;
-           UPDATE outbox SET state = 'rejected' WHERE task = 1;
-           {"".join(f"DROP TABLE {name};" for name in later)} PRAGMA user_version = 7"""
-    )
-    lpm.close()
+    lpm.store.durable.execute("UPDATE outbox SET state = 'rejected' WHERE task = 1")
+    as_of_schema(lpm, 7)
 
     again = LocalPersistenceManager(lpm.folder)
     assign(
