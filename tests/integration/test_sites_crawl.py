@@ -149,10 +149,11 @@ def test_every_listing_of_all_sites_comes_once(
 
 
 def test_the_summary_has_a_line_for_each_site(folder: Folder) -> None:
-    """With figures below each other and their sum; --limit holds for each site, and is named; the
-    same command after the report is a new crawl."""
+    """With figures below each other and their sum; --limit holds for each site, and is named; a
+    command after the report is a new crawl."""
     first = folder.crawler("sites", "crawl", "library", "imoti", "--limit", "12", "--workers", "1")
-    second = folder.crawler("sites", "crawl", "imoti", "--limit", "12", "--workers", "1", "--watch")
+    # Without a limit: which twelve pages come first is a matter of chance.
+    second = folder.crawler("sites", "crawl", "imoti", "--workers", "1", "--watch")
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     head, library, imoti, total, *guards, place = first.stdout.splitlines()
@@ -174,13 +175,14 @@ def test_the_summary_has_a_line_for_each_site(folder: Folder) -> None:
         f"imoti-{today()}",
         f"imoti-{today()}-2",
     ]
-    for job in jobs_of(folder):
+    for job in jobs_of(folder)[:2]:
         with folder.lpm() as lpm:
             crawled = lpm.receipt(job).crawl
         assert crawled is not None
         assert crawled.pages <= 12
     assert "total" not in second.stdout
-    assert "unchanged" in second.stdout
+    figures = dict(zip(*(line.split() for line in second.stdout.splitlines()[:2]), strict=True))
+    assert figures["unchanged"] == changes.split()[2]
     assert "site   found  fetched  listings  failed" in second.stderr
 
 
