@@ -8,8 +8,6 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.support.gateway import Gateway
 
 SETTINGS = """
@@ -20,8 +18,7 @@ api_key = "${GATEWAY_TOKEN}"
 """
 
 
-@pytest.mark.parametrize("seed", [7, 8])
-def test_schemathesis_finds_nothing(tmp_path: Path, seed: int) -> None:
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     """Every answer to generated requests, valid and not, is one that /openapi.json announces."""
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     program = str(Path(sys.executable).with_name("st"))
@@ -38,7 +35,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, seed: int) -> None:
                 "--checks",
                 "all",
                 "--seed",
-                f"{seed}",
+                "7",
                 "-n",
                 "25",
             ],

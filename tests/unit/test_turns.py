@@ -19,8 +19,8 @@ from tests.support.tasks import page
 from tests.unit import test_memory
 from tests.unit.test_linear import FIELDS, SHAPES
 
-SIZES = (60_000, 1_200_000)
-"""A small page, and the most of many shapes that is not refused at once."""
+SIZES = (60_000, 700_000)
+"""A small page, and a large one: twice its size is refused at once for many shapes."""
 GAP_S = 0.25
 """CPU time after which any work must have looked at the clock: the most by which it outlasts its
 turn."""
