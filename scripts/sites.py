@@ -209,7 +209,7 @@ def run_and_strike(
                 process = folder.start(*argv)
     wait(process, asked, None)
     code = process.wait()
-    if code not in (0, 1):
+    if code:
         print(folder.log(process)[-3000:], file=sys.stderr)
     return Run([code], struck, time.monotonic() - began, process)
 
@@ -385,13 +385,19 @@ def strike(folder: Folder, process: "subprocess.Popen[str]", kind: str) -> None:
             os.kill(found.pid, signal.SIGKILL)
     else:
         # The last strike may have hit it.
-        wait_for(lambda: answers(read_stack(folder.data).redis_url or ""), 60, "Redis")
+        wait_for(lambda: redis_answers(folder), 60, "Redis")
         if kind == "redis":
             info = folder.redis().info("server")
             assert isinstance(info, dict)
             os.kill(info["process_id"], signal.SIGKILL)
         else:
             folder.redis().flushall()
+
+
+def redis_answers(folder: Folder) -> bool:
+    """Whether the stack has a Redis now; one that begins has not written its address yet."""
+    url = read_stack(folder.data).redis_url
+    return url is not None and answers(url)
 
 
 def pages_of(requests: Mapping[str, int]) -> dict[str, int]:

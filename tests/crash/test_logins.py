@@ -24,7 +24,7 @@ def test_killed_around_a_login(folder: Folder, redis_url: str, failpoint: str) -
         dying = folder.worker(concurrency=2, CRAWLER_FAILPOINT=failpoint)
         wait_for(lambda: "SIGKILL" in folder.log(dying), 60, "a child to die at its failpoint")
 
-        dying.kill()
+        dying.terminate()  # in order: a page that the other child works on has no part in this
         dying.wait(120)
         folder.worker(concurrency=2)
         folder.wait_until_done(40, 60)
