@@ -1,4 +1,4 @@
-"""The canonical form of values in records: their hash, and what differs between two records.
+"""The canonical form of values in records: their hash, their price, and what differs between two.
 
 Two records are the same if only their spelling differs: whitespace, 1.0 for 1, the order of a list
 of values, or fields without a value.
@@ -15,6 +15,11 @@ MAX_DEPTH = 30
 """Levels of nesting that are normalised; what is deeper is compared as it is."""
 MAX_SHOWN = 1_000
 """Characters of a value that `differences` keeps."""
+MAX_PRICE = 1e15
+MAX_CURRENCY, MAX_NUMBER = 20, 40
+"""Characters that are read of a currency and of a number."""
+_AMOUNTS = ("amount", "price", "value")
+_CURRENCIES = ("currency", "priceCurrency")
 _LARGEST_WHOLE = 2**53
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -88,3 +93,51 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 def _shown(value: Any) -> Any:
     written = text(value)
     return value if len(written) <= MAX_SHOWN else f"{written[:MAX_SHOWN]}…"
+
+
+# Prices, and what is sold
+
+
+def price_of(value: Any) -> tuple[float | None, str | None]:
+    """Return amount and currency of a value: of a field of the type price, or of a number."""
+    currency = None
+    if isinstance(value, dict):
+        code = next((value[name] for name in _CURRENCIES if value.get(name)), None)
+        if isinstance(code, str):
+            currency = canonical(code[:MAX_CURRENCY])
+        value = next((value[name] for name in _AMOUNTS if value.get(name) is not None), None)
+    if isinstance(value, str):
+        value = _number_in(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None, None
+    if not 0 <= value <= MAX_PRICE:  # neither is NaN
+        return None, None
+    return float(value), currency
+
+
+def _number_in(text: str) -> float | None:
+    if "_" in text:  # Python reads 1_000 as a number, but nobody writes a price so
+        return None
+    try:
+        number = float(text[:MAX_NUMBER])
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def is_sold(record: Mapping[str, Any], sold: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether a field of a record has a value that means sold, in whatever case."""
+    return any(
+        bool(_texts(record.get(name)) & {_folded(each) for each in meaning})
+        for name, meaning in sold.items()
+    )
+
+
+def _texts(value: Any) -> set[str]:
+    values = value if isinstance(value, list) else [value]
+    scalars = (each for each in values if not isinstance(each, (dict, list)))
+    return {_folded(each) for each in scalars if each is not None}
+
+
+def _folded(value: Any) -> str:
+    return text(canonical(value)).casefold()

@@ -1,8 +1,11 @@
 """Cron rules: five fields, and the moments at which they fall due in a time zone."""
 
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, tzinfo
+from functools import lru_cache
 
 import msgspec
 
@@ -10,6 +13,8 @@ MAX_DAYS = 41 * 366
 """Days between two dates of a rule: a 29 February that is a Sunday may take 40 years."""
 MAX_GAP = timedelta(days=2)
 """More than any change of clocks leaves out; at the date line that was a whole day."""
+MAX_KNOWN_DAYS = 8_192
+"""Days of rules whose moments are kept: all that 1,000 schedules need today, and more."""
 MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 WEEKDAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -128,8 +133,11 @@ class Cron(msgspec.Struct, frozen=True):
         found: list[float] = []
         for count in range(MAX_DAYS):
             if self._is_day(day):
-                moments = self._moments(day, tz)
-                found += [at for at in moments if (at > now) == (step > 0)]
+                moments = _moments(self, day, tz)
+                place = bisect_right(moments, now)
+                found += (
+                    moments[place : place + 1] if step > 0 else moments[max(place - 1, 0) : place]
+                )
             if found and count >= 2:
                 break
             day += timedelta(days=step)
@@ -143,18 +151,25 @@ class Cron(msgspec.Struct, frozen=True):
             return by_month or by_week
         return by_month and by_week
 
-    def _moments(self, day: date, tz: tzinfo | None) -> Iterator[float]:
-        every_hour = len(self.hours) == 24
-        for hour in self.hours:
-            for minute in self.minutes:
-                at = datetime(day.year, day.month, day.day, hour, minute)  # noqa: DTZ001 - below
-                first = _stamp(at, tz)
-                if _wall(first, tz) != at:
-                    yield _after_gap(at, tz)
-                    continue
-                yield first
-                if every_hour:
-                    yield _stamp(at.replace(fold=1), tz)
+
+@lru_cache(maxsize=MAX_KNOWN_DAYS)
+def _moments(rule: Cron, day: date, tz: tzinfo | None) -> "array[float]":
+    """Return the moments of a rule on a day, in order."""
+    return array("d", sorted(_unsorted_moments(rule, day, tz)))
+
+
+def _unsorted_moments(rule: Cron, day: date, tz: tzinfo | None) -> Iterator[float]:
+    every_hour = len(rule.hours) == 24
+    for hour in rule.hours:
+        for minute in rule.minutes:
+            at = datetime(day.year, day.month, day.day, hour, minute)  # noqa: DTZ001 - below
+            first = _stamp(at, tz)
+            if _wall(first, tz) != at:
+                yield _after_gap(at, tz)
+                continue
+            yield first
+            if every_hour:
+                yield _stamp(at.replace(fold=1), tz)
 
 
 def _stamp(at: datetime, tz: tzinfo | None) -> float:

@@ -162,6 +162,7 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
         detail.pop("record_crc32", None)
+        detail.pop("target", None)  # the key of a URL that the message names
         if kind == REPLAYED:
             detail.pop("raw", None)  # where it was before, which the result says
         if claimed is not None:

@@ -484,6 +484,10 @@ def _store_outcome(
         if outcome.files:
             result_files.insert(db, outcome.task.id, outcome.files)
         detail["record_crc32"] = crc32(outcome.record)  # shows the doctor a wrong byte
+    if outcome.error_type == links.REDIRECTED:
+        # The page may be in the ledger already, with another parent.
+        for link in outcome.links:
+            detail["target"] = link.address.key.hex()
     timeline.note(db, outcome.task.id, tasks.kind_of(outcome), detail, now)
     # After that: a redirect in a circle ends its task in another way, which is noted, too.
     if outcome.links or outcome.files or outcome.left_out:

@@ -339,6 +339,10 @@ class SeenListing(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None = None
     currency: str | None = None
     sold: bool = False
+    price_field: str = "price"
+    """The field that the price is read from; an earlier record is read by the same rule."""
+    sold_values: dict[str, tuple[str, ...]] = {}
+    """By field: the values that mean sold."""
     is_item: bool = False
     """Whether it is one of several on the page, which is not its own then."""
     address: Address | None = None

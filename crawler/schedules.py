@@ -86,7 +86,9 @@ class SiteSchedules:
         names = {schedule.name for schedule in read}
         self._removed |= {each.name for each in self._schedules}
         self._removed -= names
-        self._last = {key: last for key, last in self._last.items() if key[0] in names}
+        # A rule that comes back later is a new one: its periods meanwhile do not run.
+        rules = {(each.name, each.rule(self._settings.timezone)) for each in read}
+        self._last = {key: last for key, last in self._last.items() if key in rules}
         self._schedules, self._periods = read, {}
         self._is_described = False
 

@@ -14,6 +14,7 @@ import msgspec
 import redis
 
 from crawler import sites
+from crawler.arguments import Name, checked
 from crawler.config import Settings
 from crawler.crawls import call_site, check, plan_site, site_call
 from crawler.errors import ServiceError, UsageError
@@ -46,6 +47,8 @@ class SiteScraping:
         """Begin the crawl of a site; its task returns the job."""
         from celery import uuid
 
+        site = checked(site, Name, "start_site_scraping: the site")
+        start_urls = checked(start_urls, list[str], "start_site_scraping: the start URLs")
         task_id = uuid()
         call_site(self._settings, site_call(task_id, site), start_urls)
         self._send({task_id: (site, list(start_urls))})
@@ -55,6 +58,8 @@ class SiteScraping:
         """Begin the crawls of several sites, or of none if one of them cannot begin."""
         from celery import uuid
 
+        what = "scrape_all_sites_parallel: the start URLs of each site"
+        sites_config = checked(sites_config, dict[Name, list[str]], what)
         known = sites.load(self._settings.config_dir, self._settings.rate)
         for site, start_urls in sites_config.items():
             check(self._settings, plan_site(known, site, start_urls))
@@ -68,6 +73,7 @@ class SiteScraping:
 
     def progress(self, job_id: str) -> dict[str, Any]:
         """Return how far a job is, in chunks. The id of its task or group does as well."""
+        job_id = checked(job_id, str, "get_site_progress: job_id")
         with self._store() as lpm:
             jobs = list(_jobs_of(lpm, job_id).values())
             counts = lpm.counts.progress_of(jobs)
@@ -91,6 +97,7 @@ class SiteScraping:
         An event ends the wait at once, a poll after 15 s does, and only the ledger decides. It also
         returns after `timeout_s`, and when nothing could go on for `give_up_s`.
         """
+        id_ = checked(id_, str, "wait_for_all_sites_completion: group_id")
         began = can_go_on_at = clock()
         with self._store() as lpm, _Events(self._settings) as events:
             finder = WaitFinder(self._settings, lpm)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from celery import uuid
@@ -12,6 +12,7 @@ from celery.exceptions import Reject
 from msgspec import Meta
 
 from crawler import urls
+from crawler.arguments import Name, checked
 from crawler.celery_app import RedisBroker, app, broker_url, settings
 from crawler.config import failpoint
 from crawler.errors import StoreError, UsageError
@@ -75,9 +76,6 @@ def scrape_url(worker: "Worker", url: str, call_id: str, given: dict[str, Any]) 
 
 # Sites by name. None of these tasks waits for a page: the ledger has what they begin.
 
-
-T = TypeVar("T")
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 RESERVED = ("schedule:", "chunk:")
 """Beginnings of ids of calls that this program makes itself."""
 
@@ -104,9 +102,9 @@ def scrape_site_task(
     from crawler.crawls import call_site, site_call
 
     failpoint("delivered")
-    site = _checked(site_name, Name, "scrape_site_task: site_name")
-    starts = _checked(start_urls or [], list[str], "scrape_site_task: start_urls")
-    how = _checked(config or {}, SiteConfig, "scrape_site_task: config")
+    site = checked(site_name, Name, "scrape_site_task: site_name")
+    starts = checked(start_urls or [], list[str], "scrape_site_task: start_urls")
+    how = checked(config or {}, SiteConfig, "scrape_site_task: config")
     call = site_call(self.request.id or uuid(), site, self.request.group)
     if any(str(id_).startswith(RESERVED) for id_ in (call.id, call.group_id)):
         raise UsageError("scrape_site_task: ids that begin with schedule: or chunk: are reserved")
@@ -124,9 +122,9 @@ def scrape_chunk_task(urls: list[str], job_id: str, site_name: str) -> list[dict
     from crawler.crawls import add_chunk
 
     failpoint("delivered")
-    given = _checked(urls, list[str], "scrape_chunk_task: urls")
-    job = _checked(job_id, Name, "scrape_chunk_task: job_id")
-    site = _checked(site_name, Name, "scrape_chunk_task: site_name")
+    given = checked(urls, list[str], "scrape_chunk_task: urls")
+    job = checked(job_id, Name, "scrape_chunk_task: job_id")
+    site = checked(site_name, Name, "scrape_chunk_task: site_name")
     with _waiting_for_store():
         return add_chunk(settings, given, job, site)
 
@@ -144,7 +142,7 @@ def aggregate_results_task(all_results: Any, job_id: str, site_name: str) -> dic
     from crawler.lpm import LocalPersistenceManager
     from crawler.scraping.jobs import summary
 
-    job_id = _checked(job_id, Name, "aggregate_results_task: job_id")
+    job_id = checked(job_id, Name, "aggregate_results_task: job_id")
     with (
         _waiting_for_store(),
         closing(LocalPersistenceManager(settings.data_dir)) as lpm,
@@ -157,16 +155,6 @@ def aggregate_results_task(all_results: Any, job_id: str, site_name: str) -> dic
         except UsageError as error:  # a site's file that is being edited
             log.warning("listings of different sites were not compared: %s", error)
         return summary(job, lpm.counts.progress(job))
-
-
-def _checked(value: Any, kind: type[T], what: str) -> T:
-    """Return an argument of a message as what it must be; raises `UsageError`."""
-    try:
-        found = msgspec.convert(value, kind)
-        msgspec.json.encode(found)  # it goes into the ledger: no half characters
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise UsageError(f"{what}: {error}") from None
-    return found
 
 
 @contextmanager

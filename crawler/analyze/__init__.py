@@ -18,6 +18,7 @@ from crawler.db.results import iso, kind_of_reason
 from crawler.errors import InputError, UrlError
 from crawler.logs import shortened
 from crawler.models import FILE, TaskCounts
+from crawler.sites.fieldfile import MISSING
 
 MAX_FIELDS = 2_000
 MAX_VALUE = 80
@@ -265,6 +266,23 @@ def is_empty(value: object) -> bool:
     return value is None or value in ([], {})
 
 
+def field_values(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a record's fields with their paths. The list `missing` is no field: it
+    names those without a value."""
+    fields = _without_missing(record)
+    if isinstance(fields, dict) and list(fields) == ["records"]:  # several, made by a class
+        records = fields["records"]
+        if isinstance(records, list):
+            fields = {"records": [_without_missing(each) for each in records]}
+    yield from leaves(fields)
+
+
+def _without_missing(record: Any) -> Any:
+    if isinstance(record, dict) and isinstance(record.get(MISSING), list):
+        return {name: value for name, value in record.items() if name != MISSING}
+    return record
+
+
 def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the values of a record with their paths; objects in a list have the same paths."""
     if value and depth >= _MAX_DEPTH and isinstance(value, dict | list):
@@ -341,7 +359,7 @@ class _Profiler:
     def _add_record(self, result: dict[str, Any]) -> None:
         example = Example(shortened(str(result.get("task_id")), 200), result["url"])
         filled: dict[str, bool] = {}
-        for path, value in leaves(result["data"]):
+        for path, value in field_values(result["data"]):
             count = self._fields.get(path)
             if count is None:
                 if len(self._fields) >= MAX_FIELDS:

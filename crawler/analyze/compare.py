@@ -18,8 +18,8 @@ from crawler.analyze import (
     MAX_FIELDS,
     MAX_VALUE,
     Profile,
+    field_values,
     is_empty,
-    leaves,
     moment,
     profile,
 )
@@ -281,7 +281,7 @@ def compare_records(old: bytes, new: bytes) -> RecordChanges:
 def _values(data: bytes) -> dict[str, list[Any]]:
     """A record's values by path, without empty ones."""
     values: dict[str, list[Any]] = {}
-    for path, value in leaves(msgspec.json.decode(data)):
+    for path, value in field_values(msgspec.json.decode(data)):
         if not is_empty(value):
             values.setdefault(path, []).append(value)
     return values

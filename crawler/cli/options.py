@@ -1,5 +1,6 @@
 """Options and value types that several commands share."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -59,6 +60,19 @@ class Deadline(click.ParamType[float]):
         return at
 
 
+class Number(click.FloatRange):
+    """A number within limits: `nan` is within none, though no comparison says so."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
+
+
 class PastTime(click.ParamType[float]):
     """A past time: 2h or 7d before now, 14:00 (the last one), or a date with or without a time."""
 
@@ -68,10 +82,12 @@ class PastTime(click.ParamType[float]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Return seconds since the epoch."""
-        text = str(value)
-        at = times.past(text, time.time(), times.zone(config.load().timezone))
+        text, now = str(value), time.time()
+        at = times.past(text, now, times.zone(config.load().timezone))
         if at is None or at < 0:
             self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
+        if at > now:
+            self.fail(f"{text!r} is in the future", param, ctx)
         return at
 
 

@@ -28,6 +28,7 @@ _MAX_EXAMPLES, _MAX_URL_CHARS = 5, 200
 _EXPECTED = {
     "sitemap": ("sitemap", "read"),
     "no_sitemap": ("sitemap", "missing"),
+    "no_robots_txt": ("site", "without robots.txt"),
     "redirected": ("redirect", "followed"),
     "read_again": ("page", "read again for links"),
 }
@@ -44,6 +45,7 @@ GUARDS = {
     "nofollow": "left out, because their page asks for it",
     "pagination": "left out, because a list repeats itself or has its maximum of pages",
     "repeated_path": "left out, whose path goes in circles",
+    "secret": "left out, whose URL shows a secret or a cookie of the login",
     "session_parameter": "followed without the session in their URL",
     "site_limit": "left out, because the site has its limit of pages",
     "sitemaps": "left out, because the crawl has its maximum of sitemaps",

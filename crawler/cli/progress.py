@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from crawler import config, times
-from crawler.cli.output import say
+from crawler.cli.output import cut_middle, say
 from crawler.forecast import STILL_S, Trend, slip
 from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.models import Job, TaskCounts
@@ -28,6 +28,8 @@ OTHER_LINES = 4
 """Lines of the terminal that are left to other text."""
 TABLE_WIDTH = 120
 """Columns of a table that is not on a terminal."""
+_NAME_WIDTH = 20
+"""Columns of the name of a job in a table."""
 _MAX_TITLES = 3
 """Jobs that are named in a warning which they share."""
 
@@ -37,8 +39,15 @@ def job_table(name: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, expand=False)
-    table.add_column(name, max_width=20, no_wrap=True, overflow="ellipsis")
+    table.add_column(name, max_width=_NAME_WIDTH, no_wrap=True, overflow="ellipsis")
     return table
+
+
+def name_cell(name: str) -> "Text":
+    """Return the first cell of a row. Names of jobs differ at their ends: a day, a number."""
+    from rich.text import Text
+
+    return Text(cut_middle(name, _NAME_WIDTH))
 
 
 def bar(done: int, total: int, width: int) -> "ProgressBar":
@@ -269,7 +278,7 @@ class CrawlProgress:
         for job in shown:
             filled = bar(job.done, job.books.accepted, width)
             line = _cut(job.line) if self._is_several else Text(job.line)
-            table.add_row(Text(job.title), filled, line)
+            table.add_row(name_cell(job.title), filled, line)
         return table
 
     def _table(self, shown: Sequence[JobProgress]) -> "Table":
@@ -285,8 +294,8 @@ class CrawlProgress:
             figures = (books.accepted, books.completed, job.listings, books.failed)
             state = self._states(self._jobs) if job is self._total else job.state
             rate = "" if job.is_done else f"{job.rate:.1f}/s"
-            texts = (job.title, *(f"{each:,}" for each in figures), rate)
-            table.add_row(*map(Text, texts), _cut(state))
+            texts = (*(f"{each:,}" for each in figures), rate)
+            table.add_row(name_cell(job.title), *map(Text, texts), _cut(state))
         return table
 
     def _states(self, jobs: Sequence[JobProgress]) -> str:

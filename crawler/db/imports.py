@@ -8,7 +8,15 @@ from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settle_losses
-from crawler.db.store import COUNTS_FOR, IS_REMOVED, Connections, Part, as_json, row_crc32
+from crawler.db.store import (
+    COUNTS_FOR,
+    IS_REMOVED,
+    REMOVED_NAME,
+    Connections,
+    Part,
+    as_json,
+    row_crc32,
+)
 from crawler.db.tasks import UNHELD, end_without_result, storable
 from crawler.models import (
     NO_DEADLINE,
@@ -438,10 +446,11 @@ def _number_of(db: Database, job_id: int, checksum: str) -> int:
 
 
 def free_name(db: Database, name: str) -> str:
-    """This name, or with the next number that no job has. Part of a transaction."""
-    taken = db.column("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))
+    """This name, or with the next number that no job has or had. Part of a transaction."""
+    taken = """SELECT 1 FROM jobs WHERE name = ?1
+               UNION ALL SELECT 1 FROM meta WHERE key = ?2 || ?1"""
     number, free = 1, name
-    while free in taken:
+    while db.one(taken, (free, REMOVED_NAME)):
         number += 1
         free = f"{name}-{number}"
     return free

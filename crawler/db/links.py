@@ -71,7 +71,7 @@ _IS_IT = """job_id = ?1 AND url_key = ?2 AND method = ?3 AND body = ?4
 """The task of a crawl for a request."""
 
 _IS_BAD = """status IN ('failed', 'expired') OR (status = 'skipped' AND error_type NOT IN
-    ('redirected', 'sitemap', 'no_sitemap', 'read_again') AND (role = 'start'
+    ('redirected', 'sitemap', 'no_sitemap', 'no_robots_txt', 'read_again') AND (role = 'start'
         OR error_type NOT IN ('out_of_scope', 'robots', 'login_page', 'login_wall')))"""
 """Whether a task should have brought a page and did not. Any link may lead to where the crawl may
 not go; a start may not."""
@@ -134,7 +134,8 @@ class Crawls(Part):
             db.execute(
                 """UPDATE tasks SET status = 'pending', not_before = 0, message_id = NULL,
                        error_type = NULL, error_message = NULL, completed_at = NULL
-                   WHERE job_id = ? AND status = 'skipped' AND error_type = 'sitemap'""",
+                   WHERE job_id = ? AND status = 'skipped'
+                       AND error_type IN ('sitemap', 'no_robots_txt')""",
                 (job.id,),
             )
             # What is still left out is counted when the pages are read.

@@ -9,6 +9,7 @@ import msgspec
 from crawler.config import failpoint
 from crawler.db.connection import Database, writing
 from crawler.db.store import LISTED, Part, as_json
+from crawler.errors import UsageError
 
 Decision = Literal["same", "different"]
 MAX_PAIRS = 20
@@ -113,6 +114,7 @@ class ListingPairs(Part):
         self, listing: MatchedListing, blocks: Sequence[int], max_block: int, most: int
     ) -> list[int]:
         """The listings of other sites that share a block with this one, unless it is too large.
+        Without those of the same page: a site that was renamed has left them.
 
         At most so many: those that share the most blocks, and then those with the nearest numbers.
         Without those whose own turn is still to come: they will be compared with this one then.
@@ -123,11 +125,18 @@ class ListingPairs(Part):
                CROSS JOIN listing_blocks o ON o.block = k.value
                CROSS JOIN listings l ON l.id = o.listing
                WHERE l.site <> ?2 AND NOT (l.matched < 1 AND l.id > ?3)
+                   AND NOT EXISTS (SELECT 1 FROM listings own WHERE own.id = ?3
+                       AND own.url_key = l.url_key AND length(own.url_key) > 0)
                    AND ?4 >= (SELECT count(*) FROM
                        (SELECT 1 FROM listing_blocks c WHERE c.block = k.value LIMIT ?4 + 1))
                GROUP BY 1 ORDER BY count(*) DESC, abs(o.listing - ?3), 1 LIMIT ?5""",
             (as_json(blocks), listing.site, listing.id, max_block, most),
         )
+
+    def decided(self, listing: int) -> list[int]:
+        """The listings whose pairs with this one a person has decided."""
+        sql = f"SELECT other FROM ({_PAIRS_OF}) WHERE decision IS NOT NULL ORDER BY other"
+        return self._db.column(sql, (listing,))
 
     def crowded(self, blocks: Sequence[int], most: int) -> set[int]:
         """Those of the blocks that have more listings."""
@@ -211,8 +220,14 @@ class ListingPairs(Part):
             self._durable.execute("UPDATE listings SET matched = 0 WHERE matched = 1")
 
     def decide(self, pair: FoundPair, decision: Decision, now: float) -> None:
-        """Store what a person said about a pair; it stays, whatever is compared later."""
+        """Store what a person said about a pair; it stays, whatever is compared later.
+
+        Raises `UsageError` for what contradicts other decisions: nothing can be the same thing as
+        two that are different.
+        """
         with writing(self._durable):
+            if other := _contradicted(self._durable, pair.a, pair.b, decision):
+                raise UsageError(_contradiction_text(self._durable, *other, decision))
             _store_pair(self._durable, pair, now)
             self._durable.execute(
                 "UPDATE listing_pairs SET decision = ?, decided_at = ? WHERE a = ? AND b = ?",
@@ -267,6 +282,48 @@ def note_image(db: Database, task: int) -> None:
                    SELECT task FROM result_files WHERE url_key = ? ORDER BY task DESC LIMIT ?)""",
             (url_key, MAX_NAMING),
         )
+
+
+def _contradicted(db: Database, a: int, b: int, decision: Decision) -> tuple[int, int] | None:
+    """Return a pair that a person decided otherwise than this decision would have it."""
+    first, second = _confirmed(db, a, (a, b)), _confirmed(db, b, (a, b))
+    if decision == "different":
+        return next(((a, one) for one in sorted((first & second) - {a, b})), None)
+    for one in sorted(first):
+        for other in db.column(
+            f"SELECT other FROM ({_PAIRS_OF}) WHERE decision = 'different' ORDER BY other", (one,)
+        ):
+            if other in second and {one, other} != {a, b}:
+                return one, other
+    return None
+
+
+def _confirmed(db: Database, listing: int, but: tuple[int, int]) -> set[int]:
+    """Return a listing and those that people confirmed as the same thing, also through others; one
+    pair is left out."""
+    found, waiting = {listing}, [listing]
+    while waiting:
+        others = db.column(
+            f"""SELECT other FROM ({_PAIRS_OF})
+                WHERE decision = 'same' AND NOT (a = ?2 AND b = ?3)""",
+            (waiting.pop(), *but),
+        )
+        waiting += set(others) - found
+        found.update(others)
+    return found
+
+
+def _contradiction_text(db: Database, one: int, other: int, decision: Decision) -> str:
+    names = [
+        db.value("SELECT site || ':' || key FROM listings WHERE id = ?", (id_,))
+        for id_ in (one, other)
+    ]
+    if decision == "different":
+        return f"both were confirmed as the same thing as {names[1]}; separate it from one first"
+    return (
+        f"{' and '.join(names)} were separated, and would be the same thing through these; confirm "
+        "them first, or separate a pair that leads there"
+    )
 
 
 def _replace_pairs(db: Database, listing: int, pairs: Sequence[FoundPair], now: float) -> None:

@@ -7,7 +7,7 @@ change to and fro with each crawl.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,10 +34,12 @@ NO_URL = b""
 _MISSED = "missed {}"
 """Key in `meta` of the last crawl of a site that missed too many listings to be believed."""
 
+_KNOWN = """id, url_key, record_hash, price, currency, fetched_at, gone_at, sold_at, unchanged,
+    task, job_id"""
 _NOT_WHOLE = """
     SELECT 1 FROM tasks t WHERE job_id = ?1 AND role IN ('start', 'index', 'sitemap')
         AND status <> 'completed' AND NOT (status = 'skipped' AND (
-            error_type IN ('redirected', 'sitemap', 'read_again')
+            error_type IN ('redirected', 'sitemap', 'no_robots_txt', 'read_again')
             OR (role <> 'start' AND error_type IN ('out_of_scope', 'robots', 'login_page'))
             OR (error_type = 'no_sitemap' AND EXISTS (SELECT 1 FROM tasks p
                 WHERE p.id = t.parent AND p.role = 'sitemap' AND p.url LIKE '%/robots.txt'))))
@@ -49,11 +51,28 @@ _NOT_WHOLE = """
     LIMIT 1"""
 """What a crawl may have lacked: a list that was not read, links beyond a limit, lost tasks. There
 need not be a sitemap where robots.txt or nobody names one."""
-_IS_IN_CRAWL = """EXISTS (SELECT 1 FROM tasks WHERE job_id = ?2 AND url_key = {} AND method = 'GET'
-    AND body = '' AND role NOT NULL AND source <> 'bundle' AND NOT EXISTS (
-        SELECT 1 FROM listings other WHERE other.task = tasks.id AND other.site = ?1
+_TARGET = f"""iif({{0}}.status = 'skipped' AND {{0}}.error_type = '{REDIRECTED}', (
+    SELECT unhex(detail ->> '$.target') FROM events
+    WHERE task = {{0}}.id AND kind = 'skipped' ORDER BY events.id DESC LIMIT 1), NULL)"""
+_END_OF_REDIRECTS = f"""
+    WITH RECURSIVE way(id, target) AS (
+        SELECT tasks.id, {_TARGET.format("tasks")}
+        UNION
+        SELECT n.id, {_TARGET.format("n")}
+        FROM way CROSS JOIN tasks n ON n.job_id = tasks.job_id AND n.url_key = way.target
+            AND n.method = 'GET' AND n.body = '' AND n.role NOT NULL AND n.source <> 'bundle')
+    SELECT e.id FROM way CROSS JOIN tasks e USING (id) WHERE {{}}"""
+"""The page of its crawl that a task redirects to in the end, if something is true of it. The page
+may be known to the crawl by another link, so the task need not be its parent."""
+_IS_GONE = f"(e.status = 'failed' AND e.error_type IN {GONE})"
+_IS_IN_CRAWL = f"""EXISTS (SELECT 1 FROM tasks WHERE job_id = ?2 AND url_key = {{}}
+    AND method = 'GET' AND body = '' AND role NOT NULL AND source <> 'bundle'
+    AND NOT (status = 'skipped' AND error_type = '{REDIRECTED}' AND EXISTS (
+        {_END_OF_REDIRECTS.format(f"e.status = 'completed' OR {_IS_GONE}")}))
+    AND NOT EXISTS (SELECT 1 FROM listings other WHERE other.task = tasks.id AND other.site = ?1
         AND other.id <> listings.id))"""
-"""Whether a crawl has a page, unless it is the page of another listing now."""
+"""Whether a crawl has a page, unless it is the page of another listing now, or redirects to a page
+that was read: if that had shown the listing, the crawl would have seen it."""
 _MISSING = f"""site = ?1 AND gone_at IS NULL AND job_id IS NOT ?2
     AND last_seen < (SELECT created_at FROM jobs WHERE id = ?2)
     AND NOT {_IS_IN_CRAWL.format("listings.url_key")}
@@ -61,6 +80,17 @@ _MISSING = f"""site = ?1 AND gone_at IS NULL AND job_id IS NOT ?2
                     AND {_IS_IN_CRAWL.format("u.url_key")})"""
 """Whether a listing was seen neither by a crawl nor since it began, and has no page of its own
 there."""
+_REDIRECTED_TO_GONE = f"""
+    SELECT l.id, page.id, page.completed_at
+    FROM tasks CROSS JOIN listings l ON l.url_key = tasks.url_key AND l.gone_at IS NULL
+    CROSS JOIN tasks page ON page.id = ({_END_OF_REDIRECTS.format(_IS_GONE)})
+    WHERE tasks.job_id = ?1 AND tasks.status = 'skipped' AND tasks.error_type = '{REDIRECTED}'
+        AND tasks.method = 'GET' AND l.job_id IS NOT ?1
+        AND (l.fetched_at <= page.completed_at OR l.fetched_at > ?2)
+        AND NOT EXISTS (SELECT 1 FROM listing_conflicts c WHERE c.listing = l.id AND c.job_id = ?1)
+    LIMIT {MAX_GONE_PER_COMMIT}"""
+"""Listings whose own URL redirects to a page that is gone, and that a crawl has seen nowhere
+else."""
 _MEDIA_TYPE = "substr({0}.content_type, 1, instr({0}.content_type || ';', ';') - 1)"
 _READ_AS_BEFORE = f"""
     SELECT o.parent, (
@@ -68,7 +98,7 @@ _READ_AS_BEFORE = f"""
             o.status <> 'completed' OR (nr.site_version = r.site_version
                 AND {_MEDIA_TYPE.format("nr")} = {_MEDIA_TYPE.format("r")}),
             n.status = 'skipped' AND n.error_type = o.error_type
-                AND n.error_type IN ('redirected', 'sitemap', 'read_again')), 0)
+                AND n.error_type IN ('redirected', 'sitemap', 'no_robots_txt', 'read_again')), 0)
         FROM tasks n LEFT JOIN results nr ON nr.task = n.id
         WHERE n.job_id = ?2 AND n.url_key = o.url_key AND n.method = o.method AND n.body = o.body
             AND n.role NOT NULL AND n.source <> 'bundle')
@@ -141,6 +171,10 @@ class _Known(NamedTuple):
     unchanged: int
     task: int
     job_id: int | None
+    was_sold: bool = False
+    """By today's rules, as are `price` and `currency`."""
+    corrections: Mapping[str, tuple[Any, Any]] = {}
+    """What today's rules read in another way."""
 
 
 def _see_all(db: Database, outcome: Outcome, page: Page, now: float) -> None:
@@ -246,13 +280,12 @@ def _urls_before(db: Database, task: int) -> list[bytes]:
 def _see(db: Database, seen: SeenListing, sight: _Sight, now: float) -> int:
     """Note a listing that a page shows; returns its number."""
     row = db.one(
-        """SELECT id, url_key, record_hash, price, currency, fetched_at, gone_at, sold_at,
-               unchanged, task, job_id FROM listings WHERE site = ? AND key = ?""",
+        f"""SELECT {_KNOWN} FROM listings WHERE site = ? AND key = ?""",
         (sight.site, seen.key),
     )
     if row is None:
         return _add(db, seen, sight)
-    known = _Known(*row)
+    known = _by_todays_rules(db, _Known(*row), seen, sight)
     if _is_another_page(db, known, seen, sight):
         _note_conflict(db, known, seen, sight)
     elif not sight.was_fetched:
@@ -260,6 +293,44 @@ def _see(db: Database, seen: SeenListing, sight: _Sight, now: float) -> int:
     elif sight.fetched_at >= _last_news(known, sight, now):
         _see_page(db, known, seen, sight)
     return known.id
+
+
+def _by_todays_rules(db: Database, known: _Known, seen: SeenListing, sight: _Sight) -> _Known:
+    """What is known of a listing, with price and state read from its record by the rules that the
+    new page was read by: a change of the site's file is no change of the listing."""
+    was_sold = known.sold_at is not None
+    is_same = seen.record_hash == known.record_hash and not _is_new_price(known, seen)
+    if is_same and seen.sold == was_sold:
+        return known._replace(was_sold=was_sold)
+    record = _decoded(db.value("SELECT record FROM listings WHERE id = ?", (known.id,)))
+    price, currency = canonical.price_of(record.get(seen.price_field))
+    if price is None and _has_rules_of(db, known, sight):  # the last price that it had
+        price, currency = known.price, known.currency
+    read = known._replace(
+        price=price,
+        currency=currency or known.currency,
+        was_sold=canonical.is_sold(record, seen.sold_values),
+    )
+    return read._replace(corrections=_corrections(known, read.price, read.was_sold))
+
+
+def _has_rules_of(db: Database, known: _Known, sight: _Sight) -> bool:
+    """Whether the page of a listing was read by the same version of the site's file as a new one;
+    so one that was pruned counts."""
+    versions = db.column(
+        "SELECT DISTINCT site_version FROM results WHERE task IN (?, ?)", (known.task, sight.task)
+    )
+    return len(versions) < 2
+
+
+def _corrections(known: _Known, price: float | None, sold: bool) -> dict[str, tuple[Any, Any]]:
+    """What is read in another way than it was stored, from the same record."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if price is not None and known.price is not None and price != known.price:
+        found["price"] = known.price, price
+    if sold != (known.sold_at is not None):
+        found["sold"] = not sold, sold
+    return found
 
 
 def _is_another_page(db: Database, known: _Known, seen: SeenListing, sight: _Sight) -> bool:
@@ -301,7 +372,7 @@ def _was_fetched(db: Database, known: _Known) -> bool:
 
 def _differs(db: Database, known: _Known, seen: SeenListing) -> bool:
     """Whether a page shows something else than what is known of a listing."""
-    if seen.sold != (known.sold_at is not None) or _is_new_price(known, seen):
+    if seen.sold != known.was_sold or _is_new_price(known, seen):
         return True
     return seen.record_hash != known.record_hash and bool(_differences(db, known.id, seen))
 
@@ -384,11 +455,13 @@ def _see_page(db: Database, known: _Known, seen: SeenListing, sight: _Sight) -> 
          0 if fields or is_back else known.unchanged + 1, sight.task, sight.job_id,
          bool(fields) or has_new_price or is_back),
     )  # fmt: skip
+    if known.corrections:
+        _note_change(db, known.id, sight.at, "corrected", sight.task, known.corrections)
     if is_back:
         _note_change(db, known.id, sight.at, "back", sight.task)
     if fields:
         _note_change(db, known.id, sight.at, "changed", sight.task, fields)
-    if sold_at is not None and known.sold_at is None:
+    if seen.sold and not known.was_sold:
         _note_change(db, known.id, sight.at, "sold", sight.task)
     if has_new_price:
         db.execute(
@@ -433,7 +506,7 @@ def _note_change(
     at: float,
     kind: str,
     task: int | None,
-    fields: dict[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
     job_id: int | None = None,
 ) -> None:
     """`job_id` is the crawl that has missed it, where no task shows the change."""
@@ -481,34 +554,37 @@ def _note_gone_page(db: Database, task: int, at: float, now: float) -> None:
 
 
 def correct(db: Database, task: int, seen: Sequence[SeenListing], now: float) -> int:
-    """Replace what listings have from the page of a task by what a later parser has made of it;
-    returns how many differ.
+    """Replace what listings have from the page of a task by what a later parser, or other rules,
+    have made of it; returns how many differ.
 
     That is no change of the listing, and its price has no history. What a later page has shown
-    stays.
+    stays, and so does the currency where the page names none.
     """
     corrected = 0
     for each in seen:
         row = db.one(
-            """SELECT id, record_hash, sold_at FROM listings
+            f"""SELECT {_KNOWN} FROM listings
                WHERE site = (SELECT site FROM results WHERE task = ?1) AND key = ?2
                AND task = ?1""",
             (task, each.key),
         )
         if row is None:
             continue
-        listing, record_hash, sold_at = row
-        fields = _differences(db, listing, each) if record_hash != each.record_hash else {}
+        known = _Known(*row)
+        fields: dict[str, Any] = {}
+        if known.record_hash != each.record_hash:
+            fields = _differences(db, known.id, each)
+        fields = _corrections(known, each.price, each.sold) | fields
         db.execute(
             """UPDATE listings SET record = ?2, record_hash = ?3, price = ifnull(?4, price),
-                   currency = iif(?4 IS NULL, currency, ?5), sold_at = ?6,
+                   currency = iif(?4 IS NULL, currency, ifnull(?5, currency)), sold_at = ?6,
                    matched = min(matched, 1) - 1
                WHERE id = ?1""",
-            (listing, each.record.decode(), each.record_hash, each.price, each.currency,
-             (sold_at or now) if each.sold else None),
+            (known.id, each.record.decode(), each.record_hash, each.price, each.currency,
+             (known.sold_at or now) if each.sold else None),
         )  # fmt: skip
         if fields:
-            _note_change(db, listing, now, "corrected", task, fields)
+            _note_change(db, known.id, now, "corrected", task, fields)
             corrected += 1
     return corrected
 
@@ -522,8 +598,19 @@ def stale_tasks(db: Database, tasks: Sequence[int], seen: Sequence[SeenListing])
                 """SELECT l.task FROM results r JOIN listings l
                         ON l.task = r.task AND l.site = r.site AND l.key = ?2
                     WHERE r.task IN (SELECT value FROM json_each(?1))
-                    AND (l.record_hash, l.record) <> (?3, ?4)""",
-                (as_json(tasks), each.key, each.record_hash, each.record.decode()),
+                    AND ((l.record_hash, l.record) <> (?3, ?4)
+                        OR (?5 IS NOT NULL
+                            AND (l.price, l.currency) IS NOT (?5, ifnull(?6, l.currency)))
+                        OR (l.sold_at IS NOT NULL) <> ?7)""",
+                (
+                    as_json(tasks),
+                    each.key,
+                    each.record_hash,
+                    each.record.decode(),
+                    each.price,
+                    each.currency,
+                    each.sold,
+                ),
             )
         )
     return stale
@@ -533,11 +620,15 @@ def stale_tasks(db: Database, tasks: Sequence[int], seen: Sequence[SeenListing])
 
 
 def end_crawl_in_parts(db: Database, job: Job, now: float) -> None:
-    """Before a crawl ends: mark the listings that it has missed as gone, some at a time, if there
-    are too many for one transaction.
+    """Before a crawl ends: mark the listings that are gone, some at a time, if there are too many
+    for one transaction.
 
     After a kill, the same again does the rest.
     """
+    while len(_redirected_to_gone(db, job, now)) == MAX_GONE_PER_COMMIT:
+        with writing(db):
+            _end_redirected(db, job, now)
+        failpoint("listings-gone")
     missing = _missed_by(db, job)
     if len(missing) <= MAX_GONE_PER_COMMIT:
         return
@@ -550,13 +641,27 @@ def end_crawl_in_parts(db: Database, job: Job, now: float) -> None:
 
 
 def end_crawl(db: Database, job: Job, now: float) -> None:
-    """Mark the listings that a whole crawl has missed as gone. Part of the transaction that ends
-    it."""
+    """Mark the listings that a crawl has found to be gone by a redirect, and those that a whole
+    crawl has missed. Part of the transaction that ends it."""
+    _end_redirected(db, job, now)
     missing = _missed_by(db, job)
     doubted = _doubted(db, job, missing)
     _end_missing(db, job, [listing for listing in missing if listing not in doubted], now)
     if doubted:
         _doubt(db, job, sorted(doubted), now)
+
+
+def _redirected_to_gone(db: Database, job: Job, now: float) -> list[tuple[int, int, float]]:
+    """Some listings whose URLs redirect to pages that are gone: each with the page, and when."""
+    if job.options.crawl is None:  # its tasks follow redirects themselves
+        return []
+    return db.all(_REDIRECTED_TO_GONE, (job.id, now + MAX_AHEAD_S))
+
+
+def _end_redirected(db: Database, job: Job, now: float) -> None:
+    for listing, page, at in _redirected_to_gone(db, job, now):
+        db.execute("UPDATE listings SET gone_at = ?, missed = 0 WHERE id = ?", (at, listing))
+        _note_change(db, listing, at, "gone", page)
 
 
 def _doubt(db: Database, job: Job, missing: Sequence[int], now: float) -> None:

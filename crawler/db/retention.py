@@ -17,7 +17,15 @@ import msgspec
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS, as_job
 from crawler.db.results import LAST_SEQ
-from crawler.db.store import IN_PENDING, LISTED, REMOVING, Connections, Part, as_json
+from crawler.db.store import (
+    IN_PENDING,
+    LISTED,
+    REMOVED_NAME,
+    REMOVING,
+    Connections,
+    Part,
+    as_json,
+)
 from crawler.files import session_path
 from crawler.models import Job, TaskStatus
 
@@ -206,6 +214,10 @@ class Retention(Part):
                     db.execute(f"DELETE FROM {table} WHERE {condition}", (job.id,))
                 db.execute(
                     "UPDATE meta SET value = ? WHERE key = ?", (job.name, f"{REMOVING}{job.id}")
+                )
+                db.execute(
+                    "INSERT OR IGNORE INTO meta (key, value) VALUES (?, '')",
+                    (f"{REMOVED_NAME}{job.name}",),
                 )
         return needed
 

@@ -186,7 +186,7 @@ def _deadline(item: dict[str, Any], now: float) -> float:
 def _timestamp(value: Any) -> float | None:
     if isinstance(value, str):
         try:
-            at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value.strip()))
+            at = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", value.strip()))
             if at.tzinfo is None:
                 at = at.replace(tzinfo=UTC)
             return at.timestamp()

@@ -115,7 +115,12 @@ class _Matching:
         compared = []
         for row in rows:
             ids = self._pairs.candidates(row, blocks[row.id], MAX_BLOCK, MAX_COMPARED)
-            found = compare_all(self._telling(own[row.id]), self._fingerprints.with_ids(ids))
+            listing = self._telling(own[row.id])
+            decided = self._pairs.decided(row.id)
+            others = [id_ for id_ in ids if id_ not in decided]
+            found = [*compare_all(listing, self._fingerprints.with_ids(others))]
+            # These stay whatever comes of it, and must show what their listings say now.
+            found += [_compared(listing, it) for it in self._fingerprints.with_ids(decided)]
             compared.append((row, [_as_found(pair) for pair in found]))
         self._pairs.keep(compared, self._lpm.now())
 
@@ -210,9 +215,14 @@ def _as_found(pair: Pair) -> FoundPair:
     return FoundPair(pair.a, pair.b, it.confidence, it.reasons, it.discrepancies)
 
 
+def _compared(one: Candidate, other: Candidate) -> Pair:
+    """Compare two listings, whatever comes of it."""
+    a, b = sorted((one, other), key=lambda it: it.id)
+    return Pair(a.id, b.id, compare(a.fingerprint, b.fingerprint))
+
+
 def compared_pair(
     lpm: LocalPersistenceManager, sites: Sites, first: MatchedListing, second: MatchedListing
 ) -> FoundPair:
     """Compare two listings, whatever comes of it."""
-    a, b = Fingerprints(lpm, sites).of(sorted((first, second), key=lambda row: row.id))
-    return _as_found(Pair(a.id, b.id, compare(a.fingerprint, b.fingerprint)))
+    return _as_found(_compared(*Fingerprints(lpm, sites).of([first, second])))

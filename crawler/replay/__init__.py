@@ -103,7 +103,7 @@ class Replay:
             report = self._tally.report(time.monotonic() - began, self._options.fail_under)
             if self._options.freeze:
                 report = msgspec.structs.replace(report, frozen=self._written)
-            if self._options.apply and not report.below:
+            if self._options.apply and not report.is_below:
                 applied = self._apply(new)
                 made = self._make_listings()
                 report = msgspec.structs.replace(report, applied=applied, listings_made=made)

@@ -97,9 +97,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Pages of the golden set that were written anew."""
 
     @property
+    def is_nothing_compared(self) -> bool:
+        """Whether `fail_under` was asked for and there was no page to judge by."""
+        return self.fail_under is not None and not self.compared
+
+    @property
+    def is_below(self) -> bool:
+        """Whether `fail_under` is not met: a field lost too much, or nothing was compared."""
+        return bool(self.below) or self.is_nothing_compared
+
+    @property
     def has_failed(self) -> bool:
-        """Whether a field lost too much, or a page could not be read or parsed."""
-        return bool(self.below or self.failed.count or self.unreadable.count)
+        """Whether `fail_under` is not met, or a page could not be read or parsed."""
+        return self.is_below or bool(self.failed.count or self.unreadable.count)
 
 
 class Tally:

@@ -46,6 +46,7 @@ from crawler.scraping import file_fetch, form_fetch, scope
 from crawler.scraping.examine import ParsedPage, examine, parser_of
 from crawler.scraping.file_links import file_hosts
 from crawler.scraping.follow import LinkFilter, LinkFinder
+from crawler.scraping.redaction import Redactor, hide_in_links, hide_in_parsed
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Site, scrapers, sitemaps
 from crawler.sites.crawlfile import Files
@@ -157,9 +158,15 @@ class PageFetch:
             page = await self._send(plain, pass_gate)  # another page than the known one
         if self.door:
             page = form_fetch.without_cookie_values(page)
-        if plain.session and (hidden := plain.session.hidden_values):
-            page = form_fetch.redacted(page, hidden)
+        if redactor := self.redactor:
+            page = await plain.budget.work(redactor.page, page, site.encoding, plain.budget)
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    @property
+    def redactor(self) -> Redactor:
+        """What hides the secrets of the job as they are now: servers renew cookies."""
+        session = self._plain.session
+        return Redactor(session.hidden_values if session else ())
 
     def _within_file_hosts(self, hook: RequestHook) -> RequestHook:
         """Return a hook that holds each redirect of a file against the hosts it may come from."""
@@ -345,6 +352,10 @@ class Attempt:
                 self._postpone(self._pause(error))
             else:
                 self._fail(decided(error.reason), error.message, error.retry_after_s)
+        if self._outcome.error_message:
+            # It may show the URL that a server has led to.
+            shown = self._page_fetch.redactor.text(self._outcome.error_message)
+            self._note(error_message=shown)
         return replace(self._outcome, sent=tuple(self._gate.sent))
 
     async def _run(self) -> None:
@@ -412,7 +423,14 @@ class Attempt:
         finder, session = self._finder, self._page_fetch.form_session
         if finder and session:
             finder = finder._replace(form_session=session)
-        return await self._budget.work(examine, page, self._site, self._budget, finder)
+        return await self._parse(page, finder)
+
+    async def _parse(self, page: Page, finder: LinkFinder | None) -> ParsedPage:
+        parsed = await self._budget.work(examine, page, self._site, self._budget, finder)
+        if redactor := self._page_fetch.redactor:
+            # What the tags of a page divide, a record may join again.
+            parsed = await self._budget.work(hide_in_parsed, parsed, redactor)
+        return parsed
 
     def _skip_login_page(self) -> bool:
         """Leave out pages of a crawl that sign in or out: the job's session must survive it."""
@@ -468,6 +486,8 @@ class Attempt:
         if self._task.hops >= MAX_REDIRECTS:
             raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
         link = self._how.links.follow_redirect(self._task, target)
+        if isinstance(link, Link) and self._page_fetch.redactor.shows(link.address.url):
+            link = "secret"
         shown = urls.without_credentials(target)[:300]
         if isinstance(link, Link):
             self._note(links=(link,))
@@ -539,7 +559,7 @@ class Attempt:
             page = await self._page_fetch.fetch()
             if self._follow_redirect(page):
                 return
-            parsed = await self._budget.work(examine, page, self._site, self._budget, self._finder)
+            parsed = await self._parse(page, self._finder)
             if not parsed.verdict.completed:
                 self._apply(page, parsed, 0.0)
                 return
@@ -556,9 +576,12 @@ class Attempt:
         if filter_ is None or self._follow_redirect(page):
             return
         answered = page.status < 500 and page.status != _TOO_MANY_REQUESTS
+        reason = "sitemap"
         if answered and _is_robots_txt(self._task):
             listed = []
-            if page.status == _OK:
+            if page.status != _OK:
+                reason = "no_robots_txt"
+            else:
                 listed = await self._budget.work(
                     sitemap_lines, page.body, page.final_url, self._budget
                 )
@@ -575,8 +598,12 @@ class Attempt:
             work = self._budget.work
             read = await work(sitemaps.read, page.body, page.final_url, self._budget)
         followed = await self._budget.work(filter_.follow_sitemap, self._task, read, self._budget)
+        followed = hide_in_links(followed, self._page_fetch.redactor)
         self._note(links=followed.links, left_out=followed.left_out)
-        self._skip("sitemap", f"read: {counted(len(read.urls), 'URL')}")
+        message = f"read: {counted(len(read.urls), 'URL')}"
+        if reason == "no_robots_txt":
+            message = f"there is no robots.txt (status {page.status}); /sitemap.xml is tried"
+        self._skip(reason, message)
 
     # Files
 

@@ -25,7 +25,8 @@ MAX_REMEMBERED = 100_000
 MAX_SITEMAP_LEVELS = 5
 """Indexes of sitemaps within each other; their number is in `hops`."""
 _LINKS_PER_LOOK = 500
-_SLASHES = ("/", "\\")
+_NO_PATH = ("/", "\\", "\t", "\n", "\r")
+"""What after a slash may begin a host: browsers strip tabs, so `/<TAB>/host/x` is `//host/x`."""
 
 
 class Followed(NamedTuple):
@@ -342,7 +343,7 @@ def origin_of(url: str) -> str:
 
 def _is_path(href: str) -> bool:
     """Return whether a link begins at the root of its page's origin."""
-    return href[0] == "/" and href[1:2] not in _SLASHES
+    return href[0] == "/" and href[1:2] not in _NO_PATH
 
 
 def _link(task: Task, address: Address, role: Role | None, target: _Target) -> Link:

@@ -7,10 +7,9 @@ No secret leaves this module except in a request: not in a page, an error, or a 
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from html import escape
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from crawler.fetch.http import Request, redirect_of
 from crawler.fetch.session import LiveSession, SignIn
 from crawler.judge.rules import judge
 from crawler.models import Page, Role, Task
+from crawler.scraping.redaction import HIDDEN, Redactor
 from crawler.sites import Site
 from crawler.sites.crawlfile import Login
 from crawler.sites.forms import Forms, FormTask, State, Submission, read_task, start_task, unpack
@@ -44,15 +44,11 @@ MAX_SIGN_INS = 8
 """Sign-ins during one attempt at a page: other pages may use up a short session before it."""
 BUSY_WAIT_S = 1.0
 """How long a page waits while another process signs in."""
-MIN_SECRET = 4
-"""Shorter secrets are not searched for in pages: they are part of many words."""
 PARSE_MEMORY_FACTOR, MAX_PARSE_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum in bytes."""
 NO_SESSION = "none"
 """The session of a list that must be begun anew: its first page was fetched with other cookies."""
 _LOGOUT = re.compile(r"/(?:log|sign)[-_]?(?:out|off)\b", re.IGNORECASE)
-_HIDDEN = "***"
-_OF_CODING = frozenset({"content-encoding", "content-length"})
 
 Send = Callable[[Request], Awaitable[Page]]
 """Sends a request and follows its redirects, each with a permit and by robots.txt."""
@@ -103,7 +99,9 @@ class FormFetch:
             page, secrets = await self._from_start(given, branch)
         except _Wall as wall:
             return Fetched(replace(wall.page, url=task.url))
-        page = redacted(replace(page, url=task.url), secrets)
+        hide = Redactor(secrets).page
+        page = replace(page, url=task.url)
+        page = await self._budget.work(hide, page, self._encoding, self._budget)
         return Fetched(page, self.live.keep_branch(branch, task.task_id))
 
     async def submit(
@@ -349,13 +347,14 @@ class Door:
         login = self._login
         given = start_task(login.form, lambda column: None)
         secrets = [self._live.secrets.get(name, "") for name in given.secrets.values()]
+        redactor = Redactor(secrets, shortest=1)
         sent = True
         try:
             page, _ = await self._forms.submit(login.url, session, given)
         except _Wall as wall:
             page, sent = wall.page, False
         except FetchError as error:
-            message = _without(error.message, secrets)
+            message = redactor.text(error.message)
             if error.reason == "bad_form":
                 return message
             reason = error.reason
@@ -410,24 +409,6 @@ def _check_safe(sent: Submission, page: str) -> None:
         raise FetchError("bad_form", f"the form would send a secret {problem}")
 
 
-def redacted(page: Page, secrets: Iterable[str]) -> Page:
-    """Hide secrets in a page that repeats them: in its body, its headers and its URL."""
-    long = [secret for secret in secrets if len(secret) >= MIN_SECRET]
-    if not long:
-        return page
-    body, headers = page.body, page.headers
-    codecs = ("utf-8", charset.codec(charset.of(page.body, "", Budget())))
-    for form in _forms_of(long):
-        for written in {form.encode(codec, "xmlcharrefreplace") for codec in codecs}:
-            body = body.replace(written, _HIDDEN.encode())
-    headers = tuple((name, _without(value, long)) for name, value in headers)
-    page = replace(page, headers=headers, final_url=_without(page.final_url, long))
-    if body == page.body:
-        return page
-    kept = tuple(each for each in headers if each[0].lower() not in _OF_CODING)
-    return replace(page, body=body, raw=body, headers=kept)
-
-
 def without_cookie_values(page: Page) -> Page:
     """Hide the values of cookies in a page's headers: whoever reads the stored page could use them
     to be signed in."""
@@ -441,28 +422,4 @@ def without_cookie_values(page: Page) -> Page:
 def _hide_cookie(text: str) -> str:
     pair, semicolon, attributes = text.partition(";")
     name, equals, _ = pair.partition("=")
-    return f"{name if equals else ''}{equals}{_HIDDEN}{semicolon}{attributes}"
-
-
-def _without(text: str, secrets: Iterable[str]) -> str:
-    for form in _forms_of(secrets):
-        text = text.replace(form, _HIDDEN)
-    return text
-
-
-def _forms_of(secrets: Iterable[str]) -> list[str]:
-    """Return the ways in which a page or a URL may write secrets, the longest first."""
-    ways = {
-        way
-        for secret in secrets
-        if secret
-        for way in (
-            secret,
-            quote(secret, safe=""),
-            quote_plus(secret),
-            escape(secret),
-            escape(secret, quote=False),
-            msgspec.json.encode(secret).decode()[1:-1],
-        )
-    }
-    return sorted(ways, key=len, reverse=True)
+    return f"{name if equals else ''}{equals}{HIDDEN}{semicolon}{attributes}"

@@ -27,7 +27,7 @@ _DOCUMENT_TYPES = (
 )
 _DOCUMENTS = frozenset(_DOCUMENT_TYPES.split())
 """Endings of files that are stored, but have no links."""
-_ENDING = re.compile(r"\.([a-z0-9]{2,5})$", re.IGNORECASE)
+_ENDING = re.compile(r"\.([a-z0-9]{2,5})\Z", re.IGNORECASE)
 _SESSION_NAMES = re.compile(
     r"jsessionid|phpsessid|aspsessionid\w*|asp\.net_sessionid|cfid|cftoken|oscsid|zenid",
     re.IGNORECASE,

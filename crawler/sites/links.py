@@ -413,7 +413,7 @@ def _number(rule: Pagination, url: str) -> int:
 
 def _path_pattern(path: str) -> re.Pattern[str]:
     before, _, after = path.partition("{n}")
-    return re.compile(rf"{re.escape(before)}(\d{{1,9}}){re.escape(after)}/?$")
+    return re.compile(rf"{re.escape(before)}(\d{{1,9}}){re.escape(after)}/?\Z")
 
 
 def _with_parameter(url: str, name: str, value: str) -> str:

@@ -1,6 +1,5 @@
 """Finds the listings in the record of a page: their key, their hash, their price."""
 
-import math
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
@@ -15,11 +14,6 @@ from crawler.sites.listingfile import URL, Listings
 
 MAX_KEY = 300
 """Characters of a key; of a longer one, its hash is the key."""
-MAX_PRICE = 1e15
-MAX_CURRENCY, MAX_NUMBER = 20, 40
-"""Characters that are read of a currency and of a number."""
-_AMOUNTS = ("amount", "price", "value")
-_CURRENCIES = ("currency", "priceCurrency")
 _ITEMS_PER_LOOK = 100
 _encode = msgspec.json.Encoder().encode
 
@@ -64,7 +58,7 @@ def _seen(
     record: Mapping[str, Any], encoded: bytes, key: str, rules: Listings, budget: Budget
 ) -> SeenListing:
     counted = canonical.fields(rules.counted.of(record), budget.check)
-    price, currency = price_of(record.get(rules.price))
+    price, currency = canonical.price_of(record.get(rules.price))
     return SeenListing(
         key=key,
         record=encoded,
@@ -72,7 +66,9 @@ def _seen(
         counted=rules.counted,
         price=price,
         currency=currency,
-        sold=is_sold(record, rules.sold),
+        sold=canonical.is_sold(record, rules.sold),
+        price_field=rules.price,
+        sold_values=rules.sold,
     )
 
 
@@ -106,48 +102,3 @@ def _address(item: Mapping[str, Any]) -> urls.Address | None:
         return urls.parse(given)
     except UrlError:
         return None
-
-
-def price_of(value: Any) -> tuple[float | None, str | None]:
-    """Return amount and currency of a value: of a field of the type price, or of a number."""
-    currency = None
-    if isinstance(value, dict):
-        code = next((value[name] for name in _CURRENCIES if value.get(name)), None)
-        if isinstance(code, str):
-            currency = canonical.canonical(code[:MAX_CURRENCY])
-        value = next((value[name] for name in _AMOUNTS if value.get(name) is not None), None)
-    if isinstance(value, str):
-        value = _number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None, None
-    if not 0 <= value <= MAX_PRICE:  # neither is NaN
-        return None, None
-    return float(value), currency
-
-
-def _number(text: str) -> float | None:
-    if "_" in text:  # Python reads 1_000 as a number, but nobody writes a price so
-        return None
-    try:
-        number = float(text[:MAX_NUMBER])
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def is_sold(record: Mapping[str, Any], sold: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether a field of a record has a value that means sold, in whatever case."""
-    return any(
-        bool(_texts(record.get(name)) & {_folded(each) for each in meaning})
-        for name, meaning in sold.items()
-    )
-
-
-def _texts(value: Any) -> set[str]:
-    values = value if isinstance(value, list) else [value]
-    scalars = (each for each in values if not isinstance(each, (dict, list)))
-    return {_folded(each) for each in scalars if each is not None}
-
-
-def _folded(value: Any) -> str:
-    return canonical.text(canonical.canonical(value)).casefold()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from crawler.errors import InputError
+from crawler.errors import InputError, shortage_of
 from crawler.models import RateRule
 from crawler.sites import DEFAULTS, START_URLS, Site, Sites, load, scrapers
 
@@ -14,8 +14,9 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 
-FileState = tuple[str, int, int, int]
-"""The name of a file, and its time, size and inode: a file that changes has others."""
+FileState = tuple[str, int, int, int, int]
+"""The name of a file, and its time, size, inode and mode: a file that changes has others. Without a
+file, why there is none."""
 
 
 class LiveSites:
@@ -83,6 +84,12 @@ class LiveSites:
         except InputError as error:
             self._note(str(error))
             return
+        except Exception as error:  # whatever the files hold, this process goes on
+            if shortage_of(error):
+                raise
+            log.exception("the files in %s could not be read again", self._folder)
+            self._note(f"{self._folder}: {type(error).__name__}: {error}")
+            return
         self.problem = ""
         self.must_restart = self.must_restart or scrapers.were_replaced(self.now.classes)
         log.info("the files in %s have changed and were read again", self._folder)
@@ -111,6 +118,6 @@ def file_state(path: Path) -> FileState:
     """Return the state of one file."""
     try:
         status = path.stat()
-    except OSError:
-        return path.name, 0, 0, 0
-    return path.name, status.st_mtime_ns, status.st_size, status.st_ino
+    except OSError as error:
+        return path.name, 0, 0, 0, -(error.errno or 0)
+    return path.name, status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

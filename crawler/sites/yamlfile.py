@@ -1,6 +1,7 @@
 """Reads a YAML file into values with their lines, and checks them against the keys of a struct."""
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,8 @@ from msgspec import Meta
 from crawler.errors import InputError
 
 MAX_SIZE, MAX_DEPTH, MAX_VALUES = 1_000_000, 10, 50_000
-"""Bytes of a file, levels of nesting, and values; what an alias repeats counts each time."""
+"""Bytes of a file, levels of nesting, and values; what an alias repeats counts each time, with its
+levels."""
 KINDS = {"scalar": "a single value", "sequence": "a list", "mapping": "a mapping"}
 _ANSWERS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _STAR_HINT = "; a value that begins with * must be in quotes, as in '*/5 * * * *'"
@@ -37,6 +39,8 @@ class Node(msgspec.Struct):
     items: list["Node"] = []
     size: int = 1
     """Values in it, with those that aliases repeat; while it is read, values before it."""
+    height: int = 1
+    """Levels of nesting in it, itself included."""
 
 
 Entries = dict[str, tuple[int, Node]]  # line and value by key
@@ -151,18 +155,19 @@ def _compose(text: str) -> list[Node]:
             case yaml.CollectionEndEvent():
                 node = open_nodes.pop()
                 node.size = values - node.size
+                node.height += max([item.height for item in node.items], default=0)
                 anchors[node.anchor] = node
             case yaml.AliasEvent(anchor=name):
                 if name not in anchors:
                     reason = f"*{name} stands for nothing: there is no &{name} before it"
                     raise Wrong(f"{reason}{_STAR_HINT}", line)
+                _check_depth(len(open_nodes) + anchors[name].height - 1, line)
                 open_nodes[-1].items.append(anchors[name])
                 values += anchors[name].size
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag not in (None, "!"):
                     raise Wrong(f"tags such as {event.tag[:60]} are not allowed", line)
-                if len(open_nodes) > MAX_DEPTH + 1:
-                    raise Wrong(f"nested more than {MAX_DEPTH} deep", line)
+                _check_depth(len(open_nodes), line)
                 node = _node(event, line)
                 open_nodes[-1].items.append(node)
                 if node.kind == "scalar":
@@ -174,6 +179,11 @@ def _compose(text: str) -> list[Node]:
         if values > MAX_VALUES:
             raise Wrong(f"more than {MAX_VALUES:,} values, with what aliases repeat", line)
     return top.items
+
+
+def _check_depth(level: int, line: int) -> None:
+    if level > MAX_DEPTH + 1:
+        raise Wrong(f"nested more than {MAX_DEPTH} deep", line)
 
 
 def _node(event: Any, line: int) -> Node:
@@ -270,9 +280,10 @@ def _typed(text: str) -> object:
     if re.fullmatch(r"\d{1,9}", text, re.ASCII):
         return int(text)
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return text
+    return number if math.isfinite(number) else text
 
 
 def _expected(kind: Any, text: str) -> str:

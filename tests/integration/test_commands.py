@@ -110,6 +110,28 @@ def test_bad_commands_are_one_clear_error(folder: Folder, args: tuple[str, ...],
     assert "geheim" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("audit", "--since"),
+        ("replay", "--since"),
+        ("results", "export", "-o", "x.csv", "--since"),
+        ("results", "bundle", "-o", "x", "--since"),
+        ("listings", "list", "--since"),
+        ("listings", "list", "--changed-since"),
+        ("listings", "changes", "--since"),
+    ],
+)
+def test_nothing_can_be_since_a_time_in_the_future(
+    folder: Folder, command: tuple[str, ...]
+) -> None:
+    """It is a typing error, and finding nothing would hide it."""
+    done = folder.crawler(*command, "2999-01-01")
+
+    assert done.returncode == 2
+    assert f"'{command[-1]}': '2999-01-01' is in the future" in done.stderr
+
+
 def test_an_unknown_setting_is_code_2(folder: Folder) -> None:
     """A misspelt variable is named with the nearest right one."""
     done = folder.crawler("status", CRAWLER_WINDO="5")
@@ -224,6 +246,22 @@ def test_every_command_has_help_with_an_example(words: str, command: click.Comma
     silent |= {"gateway serve", "gateway tell", "completion", "shell"}
     silent.add("results follow")  # what it writes is JSON anyway
     assert isinstance(command, click.Group) or words in silent or "--json" in text
+
+
+NUMBERS = [
+    pytest.param(option, id=f"{words} {option.opts[0]}")
+    for words, command in commands(cli)
+    for option in command.params
+    if isinstance(option.type, click.types.FloatParamType)
+]
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+def test_what_is_no_number_is_refused(option: click.Parameter, text: str) -> None:
+    """Also where no comparison with a limit would refuse it."""
+    with pytest.raises(click.BadParameter):
+        option.type_cast_value(click.Context(cli), text)
 
 
 def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:

@@ -289,15 +289,21 @@ def test_no_page_of_a_crawl_gives_a_secret_away(folder: Folder, portal: Portal) 
     in the session's file alone."""
     text = f"<p>{'All of the county. ' * 30}"
     echo = f"{text}<p>Your password is {PASSWORD}.<a href='/found?p={PASSWORD}'>x</a><a href=/go>"
-    portal.answers["/profile"] = Reply(f"<title>{PASSWORD}</title>{echo}")
+    spelled = PASSWORD.replace("&", "&#38;").replace("ä", "\\u00e4").replace("/", "%2f")
+    pieces = "<b>sword</b>fish &amp; &lt;chips&gt;/äö"
+    portal.answers["/profile"] = Reply(f"<title>{PASSWORD}</title>{echo}{spelled}<h1>{pieces}</h1>")
     portal.answers["/go"] = moved(f"/end?password={PASSWORD}")
-    describe(folder, portal, LOGIN, "start: {url}/profile\n")
+    describe(folder, portal, LOGIN, "start: {url}/profile\nfields: {{heading: h1}}\n")
 
     done = folder.crawler("crawl", "county", "--secrets", (file := write_secrets(folder)))
 
     assert PASSWORD not in done.stdout + done.stderr
-    assert holding(folder.path, [PASSWORD], Path(file), *sessions(folder)) == []
+    shown = [PASSWORD, spelled]
+    assert holding(folder.path, shown, Path(file), *sessions(folder)) == []
     assert "/profile" in portal.paths()
+    # The link and the redirect that hold the password.
+    assert "guard secret" in done.stdout
+    assert not [path for path in portal.paths() if "*" in path]
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:

@@ -798,7 +798,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
                 "cannot be listened",
             ),
             (["--store", str(gateway.store), "--port", "0"], "secret", "serves"),
-            (["--store", str(tmp_path / "x"), "--lease", "nan"], "secret", "must be a number"),
+            (["--store", str(tmp_path / "x"), "--lease", "nan"], "secret", "is not a number"),
             (["--store", str(tmp_path / "x"), "--faults", "2"], "secret", "not in the range"),
         ):
             done = subprocess.run(

@@ -189,7 +189,7 @@ def test_history_and_changes(filled: Folder) -> None:
     facts = json.loads(output(filled, "history", "imoti:1", "--json"))
     changes = output(filled, "changes", "--kind", "changed", "--kind", "gone").splitlines()
     limited = filled.crawler("listings", "changes", "--limit", "1", "--json")
-    nothing = output(filled, "changes", "--since", "2026-12-01T10:00")
+    nothing = output(filled, "changes", "--since", "2026-11-17T10:00")
 
     assert history == [
         f"imoti:1  active  {URL}",
@@ -207,7 +207,7 @@ def test_history_and_changes(filled: Folder) -> None:
     ]
     assert json.loads(limited.stdout)["total"] == 6
     assert len(json.loads(limited.stdout)["changes"]) == 1
-    assert nothing == "Nothing changed since 2026-12-01 10:00\n"
+    assert nothing == "Nothing changed since 2026-11-17 10:00\n"
 
 
 def test_corrections_are_counted_and_shown_on_demand(folder: Folder) -> None:
@@ -268,7 +268,7 @@ def test_visits_are_noted(filled: Folder) -> None:
     history = json.loads(output(filled, "history", "2", "--json"))
     assert [each["note"] for each in history["viewings"]] == ["quiet \x1b[31m", "again"]
     assert future.returncode == 2
-    assert "Invalid value for --at: 2999-01-02 14:00 is in the future" in future.stderr
+    assert "Invalid value for '--at': '2999-01-02T14:00' is in the future" in future.stderr
     assert empty.returncode == 2
     assert "Invalid value for --note: it is empty" in empty.stderr
 

@@ -63,6 +63,25 @@ def test_sitemaps_come_first_then_links(folder: Folder, site: Pages) -> None:
     assert left(folder) == []
 
 
+def test_a_missing_robots_txt_is_no_sitemap_that_was_read(folder: Folder, site: Pages) -> None:
+    """`map` and the summary of a crawl say so; /sitemap.xml is read all the same."""
+    del site.answers["/robots.txt"]
+    site.answers["/sitemap.xml"] = urlset(f"<loc>{site.url}/3</loc>")
+    for path in ("/2", "/3", "/4"):
+        site.answers[path] = home()
+
+    mapped = folder.crawler("map", site.url)
+    crawled = folder.crawler("crawl", f"{site.url}/", "--workers", "1")
+
+    assert (
+        "/robots.txt: there is no robots.txt (status 404); /sitemap.xml is tried" in mapped.stderr
+    )
+    assert mapped.stdout.split() == [f"{site.url}/{path}" for path in ("3", "", "4", "2")]
+    assert crawled.returncode == 0, crawled.stdout
+    told = next(line for line in crawled.stdout.splitlines() if "robots.txt" in line)
+    assert sorted(told.strip().split(", ")) == ["1 site without robots.txt", "1 sitemap read"]
+
+
 def test_json_says_where_each_url_was_found(folder: Folder, site: Pages) -> None:
     """With lastmod, source and the page or sitemap; a start in a sitemap counts as its."""
     site.answers["/a.xml"] = urlset(f"<loc>{site.url}/</loc><lastmod>2026-11-02T10:00Z</lastmod>")

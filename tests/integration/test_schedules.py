@@ -213,9 +213,34 @@ def test_a_running_beat_takes_up_changed_schedules(folder: Folder, pages: Pages)
     assert "did you mean here?" in fault
     shown = folder.crawler("status").stdout
     assert "beats go on with the files as they were before" in shown
-    assert "next run" not in shown  # nobody but the beat knows it
+    assert "next run unknown (schedules.yaml is broken)" in shown  # only the beat knows it
     file.write_text(YEARLY)
     assert re.search(r"next run .+ \(yearly\)$", folder.crawler("status").stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("content", [b"yearly: [", b"\xff: 1", None])
+def test_status_promises_nothing_of_a_beat_that_does_not_run(
+    folder: Folder, pages: Pages, content: bytes | None
+) -> None:
+    """A broken schedules.yaml is named in one line, whatever is wrong with it, also a folder of
+    its name; so is a site's file without a worker."""
+    configure(folder, pages)
+    folder.make_store()
+    file = folder.path / "config" / "schedules.yaml"
+    if content is None:
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    (folder.path / "config" / "sites" / "here.yaml").write_text("rat: 1\n")
+
+    shown = folder.crawler("status").stdout
+
+    [schedules] = [line for line in shown.splitlines() if "schedules.yaml" in line]
+    [site] = [line for line in shown.splitlines() if "here.yaml" in line]
+    assert schedules.endswith("; no beat starts until this is corrected")
+    assert site.endswith("; no worker starts until this is corrected")
+    assert "go on with" not in shown
 
 
 @pytest.mark.parametrize("arguments", ["beat", "worker --beat -c 1"])

@@ -225,6 +225,8 @@ def test_the_shell_has_a_prompt(folder: Folder, site: Site) -> None:
     wait_for(lambda: "Ctrl-D ends it." in terminal.text, 60, "the prompt")
     terminal.type("rec\t\r")
     wait_for(lambda: "{'title': " in terminal.text, 60, "the record")
+    # Only a prompt reads Ctrl-D as the end: between two lines, the terminal would take it.
+    wait_for(lambda: ">>> " in terminal.text.rpartition("{'title': ")[2], 60, "the next prompt")
     terminal.type("\x04")
 
     assert terminal.process.wait(60) == 0

@@ -98,6 +98,28 @@ def test_check_prints_every_fault_with_its_line(folder: Folder, sites: Path) -> 
         assert (done.returncode, len(done.stdout.splitlines())) == (2, 1)
 
 
+def test_check_takes_names_of_sites(folder: Folder, sites: Path) -> None:
+    """Also of one that is broken or has no file of its own; a folder and an unknown name are told
+    as what they are."""
+    config = folder.path / "config"
+    (config / "start_urls.yaml").write_text("imot.bg: [http://c.example/]\n")
+    good = folder.crawler("sites", "check", "County", "imot.bg")
+    (sites / "city.yaml").write_text("hosts: c.example\nlimit: 0\n")
+
+    bad = folder.crawler("sites", "check", "city", "county")
+    neither = folder.crawler("sites", "check", str(sites), "config", "conty")
+
+    assert (good.returncode, good.stdout) == (0, "no faults (2 files)\n")
+    assert bad.returncode == 2
+    assert re.findall(r"(\w+\.yaml), line (\d+)", bad.stdout) == [("city.yaml", "2")]
+    assert neither.returncode == 2
+    reasons = [line.partition(": ")[2] for line in neither.stdout.splitlines()]
+    assert reasons == [
+        *["this is a folder; name files or sites, or nothing to check all of config/"] * 2,
+        "there is no such file, and no site of this name",
+    ]
+
+
 def test_show_tells_where_each_setting_comes_from(folder: Folder, sites: Path) -> None:
     """The file and the line, the defaults, a variable, or what is built in; and no secret."""
     (folder.path / "config" / "scraping_defaults.yaml").write_text("\ntimeout_s: 7\n")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from crawler import crawls, sites, urls
+from crawler.cli.commands.sites_crawl import _print_table
 from crawler.db.site_jobs import SiteCall
 from crawler.examples.county import PASSWORD, USER, County
 from crawler.examples.imoti import Imoti
@@ -186,6 +187,26 @@ def test_the_summary_has_a_line_for_each_site(folder: Folder) -> None:
     assert "site   found  fetched  listings  failed" in second.stderr
 
 
+@pytest.mark.parametrize("name", ["library", "municipality-of-springfield"])
+def test_the_summary_fits_into_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the columns that only some crawls have: jobs come below the figures, uncut."""
+    figures = ("found", "fetched", "listings", "failed", "invalid", "unchanged", "seconds")
+    jobs = [f"{each}-2026-11-18-2" for each in ("imoti", name)]
+    rows = [("site", *figures, "job"), ("imoti", *["1,234"] * 7, jobs[0])]
+    rows += [(name, *["0"] * 7, jobs[1]), ("total", *["1,234"] * 7, "")]
+
+    _print_table(rows, 80)
+    narrow = capsys.readouterr().out.splitlines()
+    _print_table(rows, 200)
+    wide = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == ["site", *figures]
+    assert [line.split()[0][:5] for line in narrow[1:4]] == ["imoti", name[:5], "total"]
+    assert narrow[4:] == [f"imoti, job {jobs[0]}", f"{name}, job {jobs[1]}"]
+    assert [line.split()[-1] for line in wide] == ["job", *jobs, "1,234"]
+
+
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_a_terminal_shows_a_bar_for_each_site(folder: Folder, columns: str) -> None:
     """The summary follows on the same screen."""
@@ -272,6 +293,18 @@ def test_what_cannot_begin_is_one_error_and_nothing_begins(folder: Folder, case:
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stderr.count("Error: ") == 1
+    assert not (folder.data / "lpm.db").exists()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_parallel_and_sequential_exclude_each_other(folder: Folder, order: int) -> None:
+    """Neither is chosen for the user, and nothing begins."""
+    both = ["--parallel", "--sequential"][::order]
+
+    done = folder.crawler("sites", "crawl", "library", *both)
+
+    assert done.returncode == 2
+    assert "--parallel and --sequential exclude each other" in done.stderr
     assert not (folder.data / "lpm.db").exists()
 
 

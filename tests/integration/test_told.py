@@ -167,6 +167,21 @@ def test_status_says_which_job_will_miss_its_deadline(folder: Folder) -> None:
     assert "will miss the deadline" in about["late"]
 
 
+def test_long_names_of_jobs_stay_apart_in_status(folder: Folder) -> None:
+    """They differ at the end: a day, a number. 80 columns are kept to."""
+    folder.env["COLUMNS"] = "80"
+    with folder.lpm() as lpm:
+        for end in ("17", "18", "18-2"):
+            open_job(lpm, f"municipality-of-springfield-2026-11-{end}")
+
+    _, _, *rows = folder.crawler("status").stdout.splitlines()[:5]
+
+    names = [row.split()[0] for row in rows]
+    assert [name[-5:] for name in names] == ["11-17", "11-18", "-18-2"]
+    assert all(name.startswith("municip") for name in names)
+    assert all(len(row) < 80 for row in rows)
+
+
 def test_hints_of_status_name_a_file_that_is_there(folder: Folder, redis_url: str) -> None:
     """No placeholder: the file of the job that has tasks at the domain, or a look at the limits."""
     file = folder.write("my pages.txt", [f"http://a.example/{n}" for n in range(3)])

@@ -527,6 +527,19 @@ def test_two_runs_field_by_field(tmp_path: Path) -> None:
     assert found.b.parsers == {"default 1": 3, "default 2": 1}
 
 
+def test_the_list_of_missing_fields_is_no_field(tmp_path: Path) -> None:
+    """Neither one run nor the comparison of two has it among the fields."""
+    lacking = {"owner": None, "price": 1, "missing": ["owner"]}
+    a = write(tmp_path / "a.jsonl", [result(1, lacking), result(2, lacking)])
+    b = write(tmp_path / "b.jsonl", [result(1, {"owner": "x", "price": 1}), result(2, lacking)])
+
+    found = compared(a, b)
+
+    assert {field.path for field in profiled(a).fields} == {"owner", "price"}
+    assert [(field.path, field.appeared) for field in found.fields] == [("owner", 1)]
+    assert (found.same, found.fields_same) == (1, 1)
+
+
 def test_the_newest_of_several_counts(tmp_path: Path) -> None:
     """Where a run holds a page twice, its newest result is compared, wherever in the file it is."""
     times = {"old": "2026-11-16T10:00:00Z", "new": "2026-11-16T11:00:00Z"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crawler.config import Settings, load
+from crawler.config import VARIABLES, Settings, load
 from crawler.errors import ConfigError
 
 
@@ -41,6 +41,14 @@ def test_bad_settings_are_named(name: str, value: str, message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith(name)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("name", [name for name, field in VARIABLES.items() if field.type is float])
+def test_what_is_no_number_is_refused(name: str, text: str) -> None:
+    """Also where no comparison with a limit would refuse it."""
+    with pytest.raises(ConfigError, match=f"^{name}={text}: must be"):
+        load({name: text})
 
 
 def test_settings_of_features_that_are_missing_are_refused() -> None:

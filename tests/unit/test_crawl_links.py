@@ -469,6 +469,7 @@ def bad(job: Job, lpm: LocalPersistenceManager) -> int:
         (Role.START, TaskStatus.SKIPPED, "redirected", False),
         (Role.SITEMAP, TaskStatus.SKIPPED, "sitemap", False),
         (Role.SITEMAP, TaskStatus.SKIPPED, "no_sitemap", False),
+        (Role.SITEMAP, TaskStatus.SKIPPED, "no_robots_txt", False),
         (Role.SITEMAP, TaskStatus.FAILED, "bad_sitemap", True),
     ],
 )

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crawler import cron
 from crawler.cron import Cron
 
 SOFIA = ZoneInfo("Europe/Sofia")  # 03:00 becomes 04:00 on 29 March, 04:00 becomes 03:00 on 25 Oct
@@ -202,3 +203,24 @@ def test_the_zone_of_the_system() -> None:
 
     expected = [at("2026-03-29T04:00"), at("2026-10-25T03:30")]
     assert [float(word) for word in done.stdout.split()] == expected
+
+
+def test_many_schedules_work_out_a_day_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that are the same share the moments of a day, and later periods of that day need no
+    further ones."""
+    asked: list[datetime] = []
+
+    def stamp(at: datetime, tz: tzinfo | None) -> float:
+        asked.append(at)
+        return at.replace(tzinfo=tz).timestamp()
+
+    monkeypatch.setattr(cron, "_stamp", stamp)
+    noon = datetime(2031, 5, 14, 12, tzinfo=SOFIA).timestamp()
+    rules = [Cron.parse("* * * * *") for _ in range(1_000)]
+
+    for minute in range(10):
+        now = noon + 60 * minute + 1
+        for rule in rules:
+            assert (rule.latest(now, SOFIA), rule.next(now, SOFIA)) == (now - 1, now + 59)
+
+    assert len(asked) == 2 * 3 * 24 * 60  # two readings of every minute of three days

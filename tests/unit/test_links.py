@@ -77,6 +77,8 @@ def described(folder: Path, text: str) -> Crawl:
         ('<a href="HTTP://A.EXAMPLE/Y">', ["/Y"]),
         ('<a href="//a.example/z"><a href="///a.example/w">', ["/z", "/w"]),
         ('<a href="\\\\b.example/z">', []),
+        ('<a href="/\t/b.example/x"><a href="/\n\\b.example/x"><a href="/\r\t/b.example/x">', []),
+        ('<a href="/\t/a.example/x"><a href="/\ty"><a href="/z\t1">', ["/x", "/y", "/z1"]),
         ('<a href="mailto:a@b"><a href="javascript:go()"><a href="data:,x"><a href="tel:1">', []),
         ('<a href="http://b.example/">', []),
         ('<a href=" /x ">', ["/x"]),

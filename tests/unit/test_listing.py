@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from crawler.canonical import is_sold, price_of
 from crawler.errors import FetchError, InputError
 from crawler.fetch.budget import Budget
 from crawler.models import Page, SeenListing
 from crawler.scraping.examine import examine
 from crawler.sites import Site, faults, load
-from crawler.sites.listing import MAX_KEY, find, is_sold, price_of
+from crawler.sites.listing import MAX_KEY, find
 from crawler.sites.listingfile import Listings
 from tests.support.tasks import page
 

@@ -17,7 +17,8 @@ from PIL import Image
 
 from crawler import urls
 from crawler.db.connection import writing
-from crawler.db.listing_pairs import MAX_PAIRS, ListingPair
+from crawler.db.listing_pairs import MAX_PAIRS, FoundPair, ListingPair
+from crawler.errors import UsageError
 from crawler.listings.duplicates import find_pairs
 from crawler.listings.matching import (
     Fingerprints,
@@ -193,6 +194,23 @@ class TestMatching:
         assert _stored(lpm) == _expected()
         match_for(lpm, lambda: pytest.fail("nothing is to be compared"), 10.0)
 
+    def test_listings_of_one_page_are_no_pair(self, lpm: LocalPersistenceManager) -> None:
+        """A site that was renamed has them under both names; listings without a page of their own
+        do not look like one page."""
+        _fill(lpm)
+        run_fingerprint_matching(lpm, SITES)
+        first, second = lpm.listing_pairs.pairs(0.8)[:2]
+        with writing(lpm.store.durable):
+            for pair, key in ((first, b"the same page"), (second, b"")):
+                lpm.store.durable.execute(
+                    "UPDATE listings SET url_key = ? WHERE id IN (?, ?)", (key, pair.a, pair.b)
+                )
+
+        lpm.listing_pairs.match_again()
+        run_fingerprint_matching(lpm, SITES)
+
+        assert set(_expected()) - set(_stored(lpm)) == {(first.a, first.b)}
+
     def test_a_record_that_is_no_object_is_no_error(self, lpm: LocalPersistenceManager) -> None:
         """A damaged one neither."""
         _fill(lpm)
@@ -223,6 +241,11 @@ class TestDecisions:
         stored = {(it.a, it.b): it.decision for it in lpm.listing_pairs.pairs(0.8)}
         assert (apart.a, apart.b) not in stored
         assert stored[same.a, same.b] == "same"
+        [kept] = [it for it in lpm.listing_pairs.pairs(0.0) if (it.a, it.b) == (same.a, same.b)]
+        now = compared_pair(lpm, SITES, *lpm.listing_pairs.listings([same.a, same.b]))
+        assert (kept.confidence, kept.reasons) == (now.confidence, now.reasons)
+        assert kept.confidence < same.confidence
+        assert "area" in {each["field"] for each in kept.discrepancies}
         assert (apart.a, apart.b) in set(lpm.listing_pairs.separated())
 
     def test_a_pair_that_nothing_speaks_for_can_be_confirmed(
@@ -237,6 +260,30 @@ class TestDecisions:
         pair = compared_pair(lpm, SITES, *lpm.listing_pairs.listings([b, a]))
         lpm.listing_pairs.decide(pair, "same", NOW)
         assert (a, b) in {(it.a, it.b) for it in lpm.listing_pairs.pairs(1.0)}
+
+    def test_contradictory_ones_are_refused(self, lpm: LocalPersistenceManager) -> None:
+        """Directly or through others; a decision on a pair itself may be changed."""
+        _fill(lpm)
+
+        def decide(a: int, b: int, decision: Any) -> None:
+            pair = FoundPair(a, b, 0.9, {}, [])
+            lpm.listing_pairs.decide(pair, decision, NOW)
+
+        for a, b in ((1, 121), (2, 121), (2, 122)):
+            decide(a, b, "same")
+        with pytest.raises(UsageError, match="both were confirmed as the same thing as imoti:"):
+            decide(1, 122, "different")
+        decide(2, 121, "different")
+        decide(1, 122, "different")
+        with pytest.raises(UsageError, match=r"domove:.* and imoti:.* were separated"):
+            decide(2, 121, "same")
+        decide(1, 123, "same")
+        decide(2, 122, "different")
+        decide(2, 121, "same")
+
+        decided = {(it.a, it.b) for it in lpm.listing_pairs.pairs(1.0)}
+        assert decided == {(1, 121), (1, 123), (2, 121)}
+        assert sorted(lpm.listing_pairs.separated()) == [(1, 122), (2, 122)]
 
 
 def _pair(a: int, b: int, confidence: float = 0.9, decision: Any = None) -> ListingPair:

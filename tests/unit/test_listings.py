@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from crawler.db.owners import OwnerState
 from crawler.models import LeftOut, Link, Role, TaskStatus
 from crawler.sites.listingfile import Listings
 from crawler.urls import parse
-from tests.support.listings import BEGAN, LIST, SITE, Market, record, seen, url
+from tests.support.listings import BASE, BEGAN, LIST, RULES, SITE, Market, record, seen, url
 from tests.support.tasks import page
 
 ROOT = Path(__file__).parents[2]
@@ -317,7 +318,7 @@ def test_too_many_at_once_are_gone_only_after_a_second_crawl(
 
 
 SECOND = f"{LIST}/2"
-SKIPPED = {"status": TaskStatus.SKIPPED, "listings": ()}
+SKIPPED: dict[str, Any] = {"status": TaskStatus.SKIPPED, "listings": ()}
 
 
 def crawl_two_lists(market: Market, on_second: list[int], **second: Any) -> None:
@@ -460,6 +461,93 @@ def test_a_url_that_led_to_a_listing_keeps_it(market: Market) -> None:
 BASE_OF_2 = "http://a.example/item/2"
 
 
+EXPIRED = f"{BASE}/expired"
+
+
+def crawl_with_redirects(market: Market, *given: Any, **options: Any) -> None:
+    fetch_with_redirects(market, *given, **options)
+    market.end()
+
+
+def fetch_with_redirects(
+    market: Market,
+    redirects: dict[str, str],
+    ends: dict[str, Any],
+    records: Iterable[int] = (),
+    **options: Any,
+) -> None:
+    """Crawl a list whose URLs redirect, or end so: with a record, or with a reason to fail."""
+    job = market.begin(records, lists=(LIST, *redirects), **options)
+    shown = ends | {url(n): record(n) for n in records} | {LIST: {}}
+    while tasks := market.claim():
+        for each, task in tasks.items():
+            if each in redirects:
+                link = Link(address=parse(redirects[each]), role=Role.LISTING, hops=task.hops + 1)
+                outcome = market.show(
+                    task, **SKIPPED, error_type="redirected", links=(link,),
+                    crawl=job.options.crawl,
+                )  # fmt: skip
+            elif isinstance(shown[each], str):
+                outcome = market.fail(task, shown[each])
+            else:
+                outcome = market.show(task, shown[each])
+            market.store(outcome)
+
+
+@pytest.mark.parametrize("reason", ["http_404", "http_410"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_listing_that_redirects_to_a_page_that_is_gone_is_gone(
+    market: Market, reason: str, whole: bool
+) -> None:
+    """Also through several redirects, if others redirect there, too, and if the crawl is not
+    whole. A listing with a good page of its own that once led there is not."""
+    # Given three listings, of which the third was at the address that is gone now
+    market.crawl(record(1), record(2))
+    crawl_with_redirects(market, {}, {EXPIRED: record(3)}, [1, 2])
+    market.crawl(*map(record, (1, 2, 3)))
+    assert market.listing(3)["url"] == url(3)
+
+    # When two of them redirect there, one of them through the other
+    redirects = {url(1): EXPIRED, f"{url(2)}?old": EXPIRED, url(2): url(1)}
+    for _ in range(2):
+        crawl_with_redirects(market, redirects, {EXPIRED: reason}, [3], whole=whole)
+
+    # Then these are gone, once
+    assert market.gone() == {"1", "2"}
+    assert [market.kinds(n) for n in (1, 2, 3)] == [["new", "gone"], ["new", "gone"], ["new"]]
+    market.crawl(*map(record, (1, 2, 3)))
+    assert market.kinds(1) == ["new", "gone", "back"]
+
+
+def test_a_listing_that_redirects_to_another_page_is_missing(market: Market) -> None:
+    """As a flat that was sold, whose page leads to the list. The list still has its link, so only
+    the second whole crawl is believed."""
+    market.crawl(*map(record, (1, 2, 3)))
+    redirects = {url(1): LIST, url(2): url(3)}
+
+    crawl_with_redirects(market, redirects, {}, [3])
+    assert market.gone() == set()
+    assert [market.listing(n)["missed"] for n in (1, 2, 3)] == [1, 1, 0]
+    crawl_with_redirects(market, redirects, {}, [3])
+
+    assert market.gone() == {"1", "2"}
+    assert market.kinds(3) == ["new"]
+
+
+@pytest.mark.parametrize("end", [record(1), "timeout", "http_403"])
+def test_a_listing_whose_redirect_shows_it_or_cannot_be_read_stays(
+    market: Market, end: Any
+) -> None:
+    """It has moved, or nothing is known of its page."""
+    market.crawl(record(1), record(2))
+    for _ in range(3):
+        crawl_with_redirects(
+            market, {url(1): f"{url(1)}/a", f"{url(1)}/a": f"{url(1)}/b"}, {f"{url(1)}/b": end}, [2]
+        )
+
+    assert (market.gone(), market.kinds(1), market.listing(1)["missed"]) == (set(), ["new"], 0)
+
+
 def test_a_later_parser_corrects_what_its_page_showed(market: Market) -> None:
     """That is no change, and its price has no history; what a later page has shown stays."""
     market.crawl(record(1), record(2))
@@ -475,6 +563,93 @@ def test_a_later_parser_corrects_what_its_page_showed(market: Market) -> None:
     assert (market.listing(1)["price"], market.listing(1)["record"]["city"]) == (70.0, "Ruse")
     assert (market.kinds(1), market.prices(1)) == (["new", "gone", "corrected"], [])
     assert (market.listing(2)["price"], market.kinds(2)) == (90.0, ["new", "changed"])
+
+
+# Rules that have changed
+
+BY_RENT = msgspec.structs.replace(RULES, price="rent", sold={"status": ("let",)})
+
+
+def offer(price: float, rent: float, status: str = "free") -> dict[str, Any]:
+    return record(1, price, rent=rent, status=status)
+
+
+def see_by_rent(market: Market, given: dict[str, Any]) -> None:
+    market.begin([1])
+    tasks = market.claim()
+    shown = seen(given, url(1), BY_RENT)
+    market.store(market.show(tasks[LIST]), market.show(tasks[url(1)], given, listings=shown))
+    market.end()
+
+
+def test_a_replay_under_other_rules_corrects_a_listing(market: Market) -> None:
+    """Its record stays the same; its price has no history, and a second replay does nothing."""
+    given = offer(100, 7, "let")
+    market.crawl(given)
+    task, db = market.listing(1)["task"], market.lpm.store.durable
+    found = seen(given, url(1), BY_RENT)
+    assert listings.stale_tasks(db, [task], seen(given, url(1))) == set()
+
+    assert listings.stale_tasks(db, [task], found) == {task}
+    with writing(db):
+        assert listings.correct(db, task, found, market.clock.now) == 1
+    assert listings.stale_tasks(db, [task], found) == set()
+    see_by_rent(market, given)
+
+    after = market.listing(1)
+    assert (after["price"], after["sold_at"] is not None) == (7.0, True)
+    assert (market.kinds(1), market.prices(1)) == (["new", "corrected"], [])
+    assert market.stored.changes(SITE)[-1]["fields"] == {"price": [100, 7], "sold": [False, True]}
+
+
+def test_a_page_without_a_currency_keeps_the_stored_one(market: Market) -> None:
+    """In a crawl, and in a replay: that has nothing to correct."""
+    market.crawl(record(1))
+    given = record(1) | {"price": {"amount": 100}}
+    market.crawl(given)
+    task, db = market.listing(1)["task"], market.lpm.store.durable
+    found = seen(given, url(1))
+
+    stale = listings.stale_tasks(db, [task], found)
+    with writing(db):
+        corrected = listings.correct(db, task, found, market.clock.now)
+
+    assert (stale, corrected) == (set(), 0)
+    assert (market.listing(1)["price"], market.listing(1)["currency"]) == (100.0, "EUR")
+
+
+@pytest.mark.parametrize(
+    ("later", "kinds", "prices"),
+    [
+        (offer(100, 7, "let"), [], []),
+        (offer(100, 8, "let"), ["changed"], [(7.0, 8.0)]),
+        (offer(100, 100, "let"), ["changed"], [(7.0, 100.0)]),
+        (offer(90, 7, "let"), ["changed"], []),
+    ],
+)
+def test_a_crawl_compares_both_records_by_the_same_rules(
+    market: Market, later: dict[str, Any], kinds: list[str], prices: list[Any]
+) -> None:
+    """So that a change of the rules is a correction, and a change of the page a change."""
+    market.crawl(offer(100, 7, "let"))
+
+    for _ in range(2):
+        see_by_rent(market, later)
+
+    assert market.kinds(1) == ["new", "corrected", *kinds]
+    assert (market.prices(1), market.listing(1)["price"]) == (prices, float(later["rent"]))
+
+
+def test_a_price_that_only_the_new_rules_know_is_a_first_one(market: Market) -> None:
+    """The record before has no value for the field, and was read by another version of the file."""
+    market.crawl(record(1, 100))
+    given = offer(100, 7)
+    market.begin([1])
+    tasks = market.claim()
+    shown: dict[str, Any] = {"listings": seen(given, url(1), BY_RENT), "site": (SITE, "2")}
+    market.store(market.show(tasks[LIST]), market.show(tasks[url(1)], given, **shown))
+
+    assert (market.prices(1), market.listing(1)["price"]) == ([], 7.0)
 
 
 # Scheduled crawls
@@ -561,6 +736,44 @@ def test_two_processes_store_one_listing_once(tmp_path: Path) -> None:
     assert len(market.stored.changes(SITE)) == 20
 
 
+def end_and_be_killed(market: Market) -> None:
+    """End the jobs that are done in a process that is killed after the first part."""
+    code = (
+        "import sys, pathlib; from crawler.lpm import LocalPersistenceManager as L; "
+        f"L(pathlib.Path(sys.argv[1])).jobs.finalise({market.clock.now})"
+    )
+    argv = [sys.executable, "-c", code, str(market.lpm.folder)]
+    env = os.environ | {"CRAWLER_FAILPOINT": "listings-gone:1"}
+    assert subprocess.run(argv, env=env, check=False).returncode == -9
+
+
+@pytest.mark.parametrize("parts", [1.0, 2.5])
+def test_a_kill_among_many_that_redirect_to_a_gone_page_is_repaired(
+    market: Market, parts: float
+) -> None:
+    """Each is gone once, also if they fill the last part."""
+    market.crawl(record(0))
+    many = int(listings.MAX_GONE_PER_COMMIT * parts)
+    db = market.lpm.store.durable
+    with writing(db):
+        db.executemany(
+            """INSERT INTO listings (site, key, url, url_key, record, record_hash, page_hash,
+                   first_seen, last_seen, fetched_at, task)
+               SELECT site, ?1, url, url_key, record, record_hash, page_hash, first_seen,
+                   last_seen, fetched_at, task FROM listings WHERE key = '0'""",
+            [(f"k{n}",) for n in range(1, many)],
+        )
+    fetch_with_redirects(market, {url(0): EXPIRED}, {EXPIRED: "http_410"})
+    end_and_be_killed(market)
+    assert len(market.gone()) == listings.MAX_GONE_PER_COMMIT
+
+    market.end()
+
+    assert len(market.gone()) == many
+    kinds = [each["kind"] for each in market.stored.changes(SITE)]
+    assert kinds == ["new", *["gone"] * many]
+
+
 def test_a_kill_among_many_that_are_gone_is_repaired(tmp_path: Path) -> None:
     """Each is gone once, also if the end of the crawl was broken off between two commits."""
     market = Market(tmp_path)
@@ -579,13 +792,7 @@ def test_a_kill_among_many_that_are_gone_is_repaired(tmp_path: Path) -> None:
     market.begin([0])
     tasks = market.claim()
     market.store(market.show(tasks[LIST]), market.show(tasks[url(0)], record(0)))
-    code = (
-        "import sys, pathlib; from crawler.lpm import LocalPersistenceManager as L; "
-        f"L(pathlib.Path(sys.argv[1])).jobs.finalise({market.clock.now})"
-    )
-    argv = [sys.executable, "-c", code, str(tmp_path)]
-    env = os.environ | {"CRAWLER_FAILPOINT": "listings-gone:1"}
-    assert subprocess.run(argv, env=env, check=False).returncode == -9
+    end_and_be_killed(market)
     assert len(market.gone()) == listings.MAX_GONE_PER_COMMIT
 
     market.end()

@@ -12,7 +12,7 @@ from crawler.errors import InputError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES
 from crawler.resilience.memory import MemoryPermit
-from crawler.sites.live import LOOK_INTERVAL_S, LiveSites
+from crawler.sites.live import LOOK_INTERVAL_S, LiveSites, file_state
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace
 from tests.support.clock import Clock
@@ -114,6 +114,43 @@ def test_a_broken_file_leaves_the_old_settings_in_force(
     assert "line 2: there is no key 'rat'" in first
     assert "still fetched with the files as they were before" in first
     assert "have changed and were read again" in second
+
+
+def test_a_file_that_cannot_be_read_is_not_a_missing_one(folder: Path) -> None:
+    """Each reason for which a file is not there, and each mode, is a state of its own."""
+    path = folder / "sites" / "county.yaml"
+    states = [file_state(path)]
+    path.chmod(0)
+    states.append(file_state(path))
+    path.unlink()
+    states.append(file_state(path))
+    path.symlink_to(path)
+    states.append(file_state(path))
+    states.append(file_state(folder / "scraping_defaults.yaml" / path.name))
+    (folder / "scraping_defaults.yaml").touch()
+    states.append(file_state(folder / "scraping_defaults.yaml" / path.name))
+    assert [states.index(each) for each in states] == [0, 1, 2, 3, 2, 5]
+
+
+def test_an_unforeseen_error_leaves_the_old_settings_in_force(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a changed file makes of its reader, the process goes on, and says so."""
+    clock = Clock(100)
+    live = LiveSites(folder, clock=clock)
+
+    def fail(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("crawler.sites.live.load", fail)
+        (folder / "sites" / "county.yaml").write_text("hosts: a.example\nrate: 10/s\n")
+        assert looked(live, clock).rule("a.example").interval_s == 0.5
+
+    assert live.problem == f"{folder}: RecursionError: too deep"
+    assert "still fetched with the files as they were before" in caplog.text
+    (folder / "sites" / "county.yaml").write_text("hosts: a.example\nrate: 5/s\n")
+    assert looked(live, clock).rule("a.example").interval_s == 0.2
 
 
 def test_a_folder_that_is_gone_is_no_empty_one(folder: Path) -> None:

@@ -174,6 +174,19 @@ def test_each_site_has_a_bar_on_one_line(columns: int) -> None:
     assert max(map(len, lines)) <= columns
 
 
+def test_long_names_stay_apart() -> None:
+    """Those that differ at the end only are cut in the middle."""
+    screen = Screen(80)
+    with CrawlProgress(clock=Clock(0.0), terminal=screen.console) as progress:
+        for day in (17, 18):
+            progress.add(f"municipality-2026-11-{day}", None).update(books(2, 1))
+        screen.drawn()
+        progress.show()
+        names = [line.split()[0] for line in screen.drawn()]
+
+    assert names == ["municipali…026-11-17", "municipali…026-11-18"]
+
+
 def test_of_many_sites_those_under_way_have_a_bar() -> None:
     """At most 15, each as long as it is under way; the others are counted."""
     screen = Screen(80)

@@ -76,6 +76,27 @@ def test_a_field_is_changed_new_or_lost(old: Any, new_: Any, kind: str | None) -
     assert [change.kind for change in found.changes] == [kind] * (kind is not None)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_list_of_missing_fields_is_no_field(wrapped: bool) -> None:
+    """It is neither lost where a field is mended, nor new where one is lost; in all records that a
+    class makes of a page. What a page itself calls missing is a value."""
+    lacking: dict[str, Any] = {"owner": None, "value": 1, "missing": ["owner"]}
+    whole: dict[str, Any] = {"owner": "Jane", "value": 1}
+    of_page = {"missing": "a word", "fields": {"missing": ["deed"]}}
+    owner = "owner"
+    if wrapped:
+        lacking = {"records": [lacking, whole], "missing": ["owner"]}
+        whole = {"records": [whole, whole]}
+        owner = "records[].owner"
+
+    mended = compare_records(encode(lacking), encode(whole))
+    broken = compare_records(encode(whole), encode(lacking))
+
+    assert {change.path for change in mended.changes + broken.changes} == {owner}
+    assert not any("missing" in path for path in mended.had)
+    assert compare_records(encode(of_page), encode(of_page)).had == ["missing", "fields.missing[]"]
+
+
 def test_both_values_are_shown_where_they_look_alike() -> None:
     """1 and "1" differ, and one sees how; a long text is cut before it is joined."""
     [change] = compare_records(b'{"n": 1}', b'{"n": "1"}').changes

@@ -113,6 +113,17 @@ def test_all_that_belongs_to_a_job_goes_and_nothing_else(lpm: LocalPersistenceMa
     assert doctor(lpm) == []
 
 
+def test_names_of_removed_jobs_never_come_again(lpm: LocalPersistenceManager) -> None:
+    """Exports, archives and logs still have them, and would tell of two jobs."""
+    for name in ("portal-2026-11-18", "portal-2026-11-18", "other"):
+        collect(lpm, name, 1)
+    assert prune(lpm).jobs == ["portal-2026-11-18", "portal-2026-11-18-2"]
+
+    again = [open_job(lpm, name).name for name in ("portal-2026-11-18", "portal-2026-11")]
+
+    assert again == ["portal-2026-11-18-3", "portal-2026-11"]
+
+
 def test_gaps_in_numbers_are_no_losses(lpm: LocalPersistenceManager) -> None:
     """A repair after a removal finds no task, event or job to be missing; one that was really lost
     is still found."""

@@ -163,6 +163,23 @@ def test_a_changed_rule_begins_anew(desk: Desk) -> None:
     assert desk.names() == ["county-2026-11-18", "library-2026-11-18"]
 
 
+def test_a_rule_that_comes_back_begins_anew(desk: Desk) -> None:
+    """What it would have run meanwhile does not run, nor does the present period."""
+    schedules = desk.open(HOURLY)
+    schedules.run_due(DAY)
+
+    desk.write(HOURLY.replace("1h", "5h"))
+    desk.look(schedules)
+    schedules.run_due(DAY + 60)
+    desk.write(HOURLY)
+    desk.look(schedules)
+    schedules.run_due(DAY + 2 * 3600 + 60)
+
+    assert desk.names() == []
+    schedules.run_due(DAY + 3 * 3600)
+    assert len(desk.names()) == 2
+
+
 def test_a_schedule_that_was_taken_out_is_new_when_it_comes_back(desk: Desk) -> None:
     """What it would have missed meanwhile does not run."""
     schedules = desk.open(HOURLY)

@@ -1,6 +1,8 @@
 """Site jobs in the ledger and in Redis: calls that come again, progress in chunks, time limits."""
 
+import re
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from crawler.models import Job, JobStatus, TaskCounts
 from crawler.redis_client import connect
 from crawler.scraping.jobs import ProgressMirror, chord_id, progress_of
 from crawler.scraping.redis_keys import PROGRESS, checkpoint_key, progress_key
+from crawler.site_scraping import SiteScraping
 from tests.support.broker import MemoryBroker
 from tests.support.clock import Clock
 from tests.support.sites import plain_site
@@ -396,3 +399,28 @@ def test_leases_are_looked_at_only_now_and_then() -> None:
 
     assert len(looks) > 20
     assert all(later - earlier >= 36 for earlier, later in pairwise(looks))
+
+
+def test_arguments_of_the_wrong_type_are_named(settings: Settings) -> None:
+    """A program gets the package's error, before anything begins."""
+    scraping = SiteScraping(settings)
+    calls: list[tuple[Callable[[Any], object], object, str]] = [
+        (scraping.progress, None, "get_site_progress: job_id: Expected `str`, got `null`"),
+        (scraping.progress, 5, "get_site_progress: job_id: Expected `str`, got `int`"),
+        (scraping.wait, None, "wait_for_all_sites_completion: group_id: Expected `str`"),
+        (
+            scraping.start_all,
+            {"shop": None},
+            "start URLs of each site: Expected `array`, got `null",
+        ),
+        (scraping.start_all, {"shop": BASE}, "start URLs of each site: Expected `array`, got `str"),
+        (scraping.start_all, None, "start URLs of each site: Expected `object`, got `null`"),
+        (scraping.start, None, "start_site_scraping: the site: Expected `str`, got `null`"),
+    ]
+    for call, wrong, reason in calls:
+        with pytest.raises(UsageError, match=re.escape(reason)):
+            call(wrong)
+    with pytest.raises(UsageError, match="start_site_scraping: the start URLs: Expected `array`"):
+        scraping.start("shop", BASE)
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        assert lpm.jobs.all() == []

@@ -625,12 +625,21 @@ def test_an_encoding_may_have_any_label_that_browsers_know(
         ),
         (
             b"a0: &a0 [x, x]\n"
-            + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 60)),
-            14,
+            + b"".join(
+                b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 8))
+                for n in range(1, 60)
+            ),
+            6,
             "more than 50,000 values, with what aliases repeat",
         ),
+        (
+            b"a0: &a0 {x: x}\n"
+            + b"".join(b"a%d: &a%d {not: *a%d}\n" % (n, n, n - 1) for n in range(1, 5_000)),
+            10,
+            "nested more than 10 deep",
+        ),
     ],
-    ids=["utf-8", "control", "size", "brackets", "braces", "dashes", "wide", "laughs"],
+    ids=["utf-8", "control", "size", "brackets", "braces", "dashes", "wide", "laughs", "aliases"],
 )
 def test_a_file_that_is_a_bomb_is_refused_before_it_bursts(
     write: Write, data: bytes, line: int | None, reason: str

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config, logs, times
-from crawler.cli.options import json_option, output_option
+from crawler.cli.options import Number, json_option, output_option
 from crawler.cli.output import print_json, say
 from crawler.config import program
 from crawler.errors import UsageError
@@ -83,7 +83,7 @@ def gateway() -> None:
 @click.option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(0.1, 1e9),
+    type=Number(0.1, 1e9),
     callback=_not_nan,
     default=300.0,
     show_default=True,
@@ -93,7 +93,7 @@ def gateway() -> None:
 @click.option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(0, 1e6),
+    type=Number(0, 1e6),
     callback=_not_nan,
     default=30.0,
     show_default=True,
@@ -102,7 +102,7 @@ def gateway() -> None:
 )
 @click.option(
     "--faults",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     callback=_not_nan,
     metavar="P",
     help="Share of all requests that fail, for tests.",

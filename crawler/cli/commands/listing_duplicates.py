@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config
-from crawler.cli.options import data_dir_option, json_option
+from crawler.cli.options import Number, data_dir_option, json_option
 from crawler.cli.output import existing_store, print_json, print_line, say
 from crawler.config import program
 from crawler.errors import InputError, UsageError
@@ -28,7 +28,7 @@ MIN_CONFIDENCE = 0.8
 @click.option("--site", help="Only what this site has, too.")
 @click.option(
     "--min-confidence",
-    type=click.FloatRange(0.5, 1.0),
+    type=Number(0.5, 1.0),
     default=MIN_CONFIDENCE,
     show_default=True,
     help="Only pairs that are at least as sure, and those that were confirmed.",

@@ -23,6 +23,7 @@ from crawler.cli.commands.listing_duplicates import (
     separate,
 )
 from crawler.cli.options import (
+    Number,
     PastTime,
     data_dir_option,
     json_option,
@@ -615,8 +616,6 @@ def visit(
     with _listings() as lpm:
         views, now = lpm.listings, lpm.now()
         id_, at = views.find(listing), now if at is None else at
-        if at > now:
-            raise click.BadParameter(f"{_shown(at)} is in the future", param_hint="--at")
         views.visit(id_, at, note.strip())
         found = views.show(id_)
     if as_json:
@@ -660,7 +659,7 @@ def _remove_visit(listing: str, number: int, as_json: bool) -> None:
 )
 @click.option(
     "--min-confidence",
-    type=click.FloatRange(0.5, 1.0),
+    type=Number(0.5, 1.0),
     help=f"With --merged: how sure pairs must be (default: {MIN_CONFIDENCE}).",
 )
 @json_option

@@ -210,7 +210,8 @@ class _Walk:
         elif report["error_type"] == "no_sitemap":
             say(report["error_message"])
         else:
-            reason = "" if report["error_type"] == "sitemap" else f" ({report['error_type']})"
+            is_told = report["error_type"] in ("sitemap", "no_robots_txt")
+            reason = "" if is_told else f" ({report['error_type']})"
             say(f"{url}: {report['error_message'] or 'not done yet'}{reason}")
         source = "sitemap" if link.role is Role.SITEMAP else "link"
         for each in links:

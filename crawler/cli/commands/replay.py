@@ -11,6 +11,7 @@ import click
 
 from crawler import config, times
 from crawler.cli.options import (
+    Number,
     data_dir_option,
     job_option,
     json_option,
@@ -47,7 +48,7 @@ _STORED = "stored"
 )
 @click.option(
     "--fail-under",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     metavar="SHARE",
     help="Exit with 1 if a field kept its value on less than this share of the pages that had one.",
 )
@@ -88,9 +89,10 @@ def replay(
 
     Nothing is changed either, unless you say --apply: then the new records are those that results,
     exports and pending/ show, and `why` shows the earlier ones, too. With --fail-under, nothing is
-    applied if a field is below it.
+    applied if a field is below it, or if no page was compared.
 
-    Exits with 1 if a field is below --fail-under, or if a page cannot be read or parsed.
+    Exits with 1 if a field is below --fail-under or it had no page to compare, or if a page
+    cannot be read or parsed.
 
     \b
     Example:
@@ -183,11 +185,12 @@ def _show_progress() -> "Progress":
 def _lines(found: "Report", apply_: bool) -> Iterator[str]:
     """The report: first what fails, then all pages, then field by field."""
     yield from _below(found)
-    names = ", ".join(f"{site.name} {site.version}" for site in found.sites[:3]) or "no site"
+    names = ", ".join(f"{site.name} {site.version}" for site in found.sites[:3])
     if len(found.sites) > 3:
         names += f" and {len(found.sites) - 3:,} more"
+    used = f" with {names}" if names else ""  # no site's parser ran if all pages are gone
     pace = f"{found.seconds:,.1f} s, {found.pages_per_s:,.0f} pages/s"
-    yield f"{counted(found.pages, 'stored page')} parsed with {names} ({pace})"
+    yield f"{counted(found.pages, 'stored page')} parsed{used} ({pace})"
     if found.compared:
         same = f"{found.same:,} of {found.compared:,} ({_percent(found.share)})"
         kept = f"{found.kept:,} kept every value"
@@ -212,6 +215,8 @@ def _lines(found: "Report", apply_: bool) -> Iterator[str]:
 
 
 def _below(found: "Report") -> Iterator[str]:
+    if found.is_nothing_compared:
+        yield "FAILED: no page was compared, so --fail-under cannot be judged"
     if not found.below or found.fail_under is None:
         return
     fields = {field.path: field for field in found.fields}

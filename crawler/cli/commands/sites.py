@@ -1,6 +1,8 @@
 """`sites`: list, check, show and draft the files of sites; `sites crawl` has its own module."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,34 +95,36 @@ def _facts(site: "Site") -> dict[str, Any]:
 
 
 @sites.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("names", nargs=-1, metavar="[FILE|SITE]...")
 @json_option
-def check(files: tuple[Path, ...], as_json: bool) -> int:
-    """Check all files in config/, or only FILES, and print every fault with its line.
+def check(names: tuple[str, ...], as_json: bool) -> int:
+    """Check all files in config/, or only each FILE and the files of each SITE, and print every
+    fault with its line.
 
     Exits with 2 if there is one. The secrets files that logins name are checked, too.
 
     \b
     Example:
       python -m crawler sites check
-      python -m crawler sites check draft.yaml
+      python -m crawler sites check county draft.yaml
     """
     from crawler.sites import check_secrets, faults, file_faults
 
     settings = config.load()
     folder, rate = settings.config_dir, settings.rate
-    found: list[InputError] = []
-    if files:
-        for path in files:
-            found += file_faults(path, folder, rate)
-    else:
+    files, found = _files_to_check(settings, names)
+    for path in files:
+        found += file_faults(path, folder, rate)
+    if not names:
         found = faults(folder, rate, run=True)
-    secrets = check_secrets(folder, rate, files)
-    found += secrets.faults
-    for file in secrets.exposed:
+    exposed: list[Path] = []
+    if files or not names:  # without files it checks those of all sites
+        secrets = check_secrets(folder, rate, files)
+        found, exposed = found + secrets.faults, secrets.exposed
+    for file in exposed:
         name = printable(str(file))
         say(f"warning: others than its owner may use {name}: chmod 600 {argument(str(file))}")
-    if not found and not files:
+    if not found and not names:
         _tell_of_files(_load(settings))
     if as_json:
         print_json(
@@ -131,10 +135,47 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
             print(printable(str(each)))
         if not found:
             good = counted(len(files), "file")
-            if not files:
+            if not names:
                 good = counted(len(_load(settings).names), "site")
             print(f"no faults ({good})")
     return UsageError.exit_code if found else 0
+
+
+def _files_to_check(
+    settings: Settings, names: Sequence[str]
+) -> tuple[list[Path], list[InputError]]:
+    """Return the files that are named, by their paths or by their sites, and what is neither."""
+    files: list[Path] = []
+    unknown: list[InputError] = []
+    for name in names:
+        path = Path(name)
+        if path.is_file():
+            files.append(path)
+        elif of_site := _files_of_site(settings, name):
+            files += of_site
+        elif path.is_dir():
+            reason = "this is a folder; name files or sites, or nothing to check all of config/"
+            unknown.append(InputError(name, reason))
+        else:
+            unknown.append(InputError(name, "there is no such file, and no site of this name"))
+    return list(dict.fromkeys(files)), unknown
+
+
+def _files_of_site(settings: Settings, name: str) -> list[Path]:
+    """Return the files of a site, also of one that cannot be loaded."""
+    from crawler.sites import START_URLS, bad_name, scrapers
+
+    name, folder = name.strip().lower(), settings.config_dir
+    if bad_name(name):
+        return []
+    own = (f"sites/{name}.yaml", f"sites/{name}.yml", f"{scrapers.FOLDER}/{name}.py")
+    if found := [folder / each for each in own if (folder / each).is_file()]:
+        return found
+    with suppress(InputError):
+        site = _load(settings).named(name)
+        if site:
+            return [Path(site.scraper.path) if site.scraper else folder / START_URLS]
+    return []
 
 
 def _tell_of_files(known: "Sites") -> None:

@@ -1,5 +1,6 @@
 """`sites crawl`: crawl many sites by name."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from crawler.cli.output import (
     UNACCOUNTED,
     conflicts_text,
     counts_text,
+    cut_middle,
     print_invalid,
     print_json,
     print_left_out,
@@ -47,6 +49,7 @@ _MATCH_LIMIT_S = 30.0
 """How long listings of different sites are compared at the end; `listings duplicates` goes on."""
 _IF_ANY = ("invalid", "unchanged")
 """Figures whose column is left out if they are 0 for every site."""
+_MIN_NAME_WIDTH = 8
 
 
 @click.command()
@@ -57,10 +60,11 @@ _IF_ANY = ("invalid", "unchanged")
     help="Maximum pages of each site; 0 is no limit (default: 100000).",
 )
 @click.option(
-    "--parallel/--sequential",
-    default=None,
-    help="Crawl all sites at the same time, or one after the other (default: PARALLEL_SCRAPING).",
+    "--parallel",
+    is_flag=True,
+    help="Crawl all sites at the same time (default: PARALLEL_SCRAPING).",
 )
+@click.option("--sequential", is_flag=True, help="Crawl one site after the other.")
 @click.option("--watch", is_flag=True, help="Show progress as a table.")
 @click.option(
     "--rate",
@@ -76,7 +80,8 @@ _IF_ANY = ("invalid", "unchanged")
 def crawl(
     names: tuple[str, ...],
     limit: int | None,
-    parallel: bool | None,
+    parallel: bool,
+    sequential: bool,
     watch: bool,
     rate: str | None,
     queue: str,
@@ -95,15 +100,15 @@ def crawl(
       python -m crawler sites crawl
       python -m crawler sites crawl county imoti --parallel --watch
     """
+    if parallel and sequential:
+        raise click.UsageError("--parallel and --sequential exclude each other")
     settings = config.load()
     known = sites.load(settings.config_dir, settings.rate)
     options = JobOptions(rate=rate, ignore_robots=ignore_robots)
     planned, skipped = _plan(settings, known, names, limit, options, session)
     jobs: dict[str, Job] = {}
     begun = _begin(settings, planned, queue, session, jobs)
-    if parallel is None:
-        parallel = settings.parallel_scraping
-    if parallel:
+    if parallel or (settings.parallel_scraping and not sequential):
         series = Series(begun, table=watch)
     else:
         series = Series((), begun, len(planned), table=watch)
@@ -288,11 +293,7 @@ def _print_summary(
     if len(found) > 1:
         sums = (f"{totals[name]:,}" for name in shown)
         rows.append(("total", *sums, f"{totals['seconds']:,.1f}", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for name, *numbered, job in rows:
-        columns = zip(numbered, widths[1:-1], strict=True)
-        numbers = "  ".join(f"{cell:>{width}}" for cell, width in columns)
-        print(f"{name:{widths[0]}}  {numbers}  {job}".rstrip())
+    _print_table(rows, shutil.get_terminal_size().columns)
     for each in found:
         if any(each.changes.values()):
             print(f"{printable(each.site)}, listings: {counts_text(each.changes)}")
@@ -308,6 +309,24 @@ def _print_summary(
     for fault in faults:
         print(f"UNACCOUNTED: {printable(fault)}")
     print(results_place(lpm, None))
+
+
+def _print_table(rows: Sequence[Sequence[str]], most: int) -> None:
+    """Print a table of at most so many columns: jobs that do not fit beside the figures come below
+    them, and names of sites are cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    has_room = sum(widths) + 2 * (len(widths) - 1) <= most
+    room = most - sum(widths[1:-1]) - 2 * (len(widths) - 2)
+    name_width = min(widths[0], max(_MIN_NAME_WIDTH, room))
+    for name, *numbered, job in rows:
+        columns = zip(numbered, widths[1:-1], strict=True)
+        numbers = "  ".join(f"{cell:>{width}}" for cell, width in columns)
+        line = f"{cut_middle(name, name_width):{name_width}}  {numbers}"
+        print(f"{line}  {job}".rstrip() if has_room else line)
+    if not has_room:
+        for name, *_, job in rows[1:]:
+            if job:
+                print(f"{name}, job {job}")
 
 
 def _print_failures(lpm: LocalPersistenceManager, outcome: _Outcome) -> None:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from crawler import config
-from crawler.cli.options import data_dir_option, json_option, workers_option
+from crawler.cli.options import Number, data_dir_option, json_option, workers_option
 from crawler.cli.output import print_json, say
 from crawler.config import Settings, program
 from crawler.errors import InputError, StackIsUp
@@ -390,7 +390,7 @@ def _print_more(data_dir: Path) -> None:
 )
 @click.option(
     "--faults",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=0.1,
     show_default=True,
     help="Share of the pages that fail once.",

@@ -13,15 +13,16 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.options import data_dir_option, job_option, json_option, since_option
+from crawler.cli.options import Number, data_dir_option, job_option, json_option, since_option
 from crawler.cli.output import (
+    cut_middle,
     existing_store,
     find_job_if_named,
     print_json,
     require_store,
     size_text,
 )
-from crawler.cli.progress import bar, job_table
+from crawler.cli.progress import bar, job_table, name_cell
 from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.errors import UsageError
@@ -70,7 +71,7 @@ _SERVICES = ("supervisor", "redis", "worker", "agent", "beat", "flower")
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.2, 3600),
+    type=Number(0.2, 3600),
     default=1.0,
     show_default=True,
     help="Seconds between refreshes.",
@@ -216,7 +217,7 @@ def _gateway(lpm: LocalPersistenceManager) -> dict[str, Any] | None:
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
-    from crawler.stack import read_stack
+    from crawler.stack import is_beat_running, read_stack
 
     stack = read_stack(settings.data_dir)
     workers = owners.workers(_owners(settings))
@@ -227,6 +228,7 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "redis": _living_pid(stack.redis),
         "agent": _living_pid(stack.agent),
         "beat": _living_pid(stack.beat),
+        "has_beat": is_beat_running(settings.data_dir),  # also one without a stack
         "flower": _living_pid(stack.flower),
         "workers": [
             {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
@@ -260,7 +262,10 @@ def _config_faults(settings: Settings) -> list[str]:
 
 
 def _is_of_schedules(fault: str) -> bool:
-    return "schedules.yaml, line" in fault
+    """Return whether this is a fault of schedules.yaml, with or without a line."""
+    from crawler.sites.schedulefile import SCHEDULES
+
+    return fault.partition(SCHEDULES)[2].startswith((", ", ": "))
 
 
 @lru_cache(maxsize=1)
@@ -370,10 +375,7 @@ def _print_counts(facts: dict[str, Any], shown: list[str]) -> None:
     print(" " * name_width + "".join(f"{state:>{width}}" for state, width in widths.items()))
     for name, counts in rows:
         cells = "".join(f"{counts[state]:>{width},}" for state, width in widths.items())
-        if len(name) > name_width:
-            print(f"{name[: name_width - 1]}…{cells}")
-        else:
-            print(f"{name:{name_width}}{cells}")
+        print(f"{cut_middle(name, name_width):{name_width}}{cells}")
     if more := len(facts["jobs"]) - len(shown):
         print(f"and {counted(more, 'job')} that ended earlier: {program()} job list")
 
@@ -409,8 +411,7 @@ def system_lines(facts: dict[str, Any], tz: tzinfo | None) -> list[str]:
     for pid, text in facts["trouble"].items():
         lines.append(f"process {pid} claims nothing: {printable(text)}")
     for fault in facts["config_faults"]:
-        who = "beats" if _is_of_schedules(fault) else "workers"
-        lines.append(f"{printable(fault)}; {who} go on with the files as they were before")
+        lines.append(f"{printable(fault)}; {_effect(fault, facts['pids'])}")
     for schedule in facts["schedules"]:
         told = problem_lines(schedule["problems"])
         lines += [f"SCHEDULE {printable(schedule['name'])}: {line}" for line in told]
@@ -423,6 +424,16 @@ def system_lines(facts: dict[str, Any], tz: tzinfo | None) -> list[str]:
         lines.append(_store_line(facts["store"]))
     disk = facts["disk"]
     return [*lines, f"{size_text(disk['free'])} free in {disk['folder']}"]
+
+
+def _effect(fault: str, pids: dict[str, Any]) -> str:
+    """Say what a fault of a file means for the processes that read it."""
+    who, run = "worker", bool(pids["workers"])
+    if _is_of_schedules(fault):
+        who, run = "beat", pids["has_beat"]
+    if run:
+        return f"{who}s go on with the files as they were before"
+    return f"no {who} starts until this is corrected"
 
 
 def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
@@ -447,6 +458,8 @@ def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
     if planned := [each for each in next_runs if each[0]]:
         at, name = min(planned)
         parts.append(f"next run {times.until(at, time.time(), tz)} ({printable(name)})")
+    elif pids["has_beat"] and any(map(_is_of_schedules, facts["config_faults"])):
+        parts.append("next run unknown (schedules.yaml is broken)")
     return " · ".join(parts)
 
 
@@ -630,7 +643,7 @@ class Watch:
             about = facts["job_facts"][name]
             done = counts["accepted"] - _open_count(counts)
             filled = bar(done, counts["accepted"], WATCHED_BAR_WIDTH)
-            table.add_row(Text(printable(name)), filled, Text(self._progress(counts, about)))
+            table.add_row(name_cell(printable(name)), filled, Text(self._progress(counts, about)))
             if about["warning"]:
                 warning = f"warning: {printable(name)}: {about['warning']}"
                 below.append(Text(warning, style="bold red"))
