@@ -3,6 +3,7 @@
 Celery imports this module in workers only.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import redis
 from billiard.process import current_process
 from celery import signals
@@ -44,6 +46,8 @@ MAX_OPEN_FILES = 65_536
 """A thousand domains keep a thousand connections open; the usual soft limit is 1,024."""
 
 
+MAX_STOP_S = 10.0
+"""How long a worker may take to stop. Celery can wait for ever for a child that died or hangs."""
 MAX_FINISH_S = 15.0
 """How long pages in flight may go on in a child that is to be replaced. Others take the rest."""
 
@@ -369,3 +373,13 @@ def _tell_children(**_: Any) -> None:
     os.write(_stop_pipe[1], b".")
     if len(_stops) > 1:
         os._exit(143)  # the children die with their parent, and their leases end
+    signal.signal(signal.SIGALRM, _end_at_once)
+    signal.setitimer(signal.ITIMER_REAL, MAX_STOP_S)
+
+
+def _end_at_once(*_: object) -> None:
+    log.critical("the worker did not stop within %g s, and is ended; no task is lost", MAX_STOP_S)
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()  # one that is stopped would not die with its parent
+    os._exit(143)

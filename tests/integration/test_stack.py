@@ -379,6 +379,23 @@ def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: s
     assert list((folder.data / "run" / "owners").iterdir()) == []
 
 
+def test_a_worker_stops_although_a_child_does_not(folder: Folder, redis_url: str) -> None:
+    """Celery waits for a child that cannot end; a worker does not, and leaves no process."""
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    worker = folder.worker(concurrency=2)
+    stopped, other = psutil.Process(worker.pid).children()
+    stopped.suspend()
+
+    worker.terminate()
+
+    assert worker.wait(120) == 143
+    assert "did not stop within" in folder.log(worker)
+    psutil.wait_procs([stopped, other], timeout=120)
+    assert not stopped.is_running()
+    assert not other.is_running()
+
+
 def test_resume_goes_on_with_what_is_open(folder: Folder, site: Site) -> None:
     """What was imported and never begun is collected by `resume`, whatever door it came through."""
     file = folder.write("pages.txt", [site.page(n) for n in range(20)])
