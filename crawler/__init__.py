@@ -1,14 +1,30 @@
 """A crawler that loses nothing, and proves it."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crawler.coordinator import CrawlCoordinator
+    from crawler.errors import CrawlerError
+    from crawler.library import Store, scrape
 
 __version__ = "0.2.0"
+__all__ = ["CrawlCoordinator", "CrawlerError", "Store", "__version__", "scrape"]
+
+_HOMES = {
+    "CrawlCoordinator": "crawler.coordinator",
+    "CrawlerError": "crawler.errors",
+    "Store": "crawler.library",
+    "scrape": "crawler.library",
+}
+"""Where the public names are defined. They are loaded when they are used: `import crawler` stays
+cheap."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load the Celery application when `celery -A crawler` asks for it, and not before: it costs
-    half a second."""
-    if name == "app":
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name == "app":  # for `celery -A crawler`, and not before: Celery costs half a second
         from crawler.errors import ConfigError
 
         try:

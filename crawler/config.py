@@ -257,7 +257,8 @@ def interval(text: str) -> float:
     return {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] / float(match[1])
 
 
-def _bad_rate(text: str) -> str | None:
+def bad_rate(text: str) -> str | None:
+    """Return what is wrong with a rate."""
     try:
         interval(text)
     except ValueError as error:
@@ -320,7 +321,7 @@ def _bad_failpoint(text: str) -> str | None:
 
 
 _CHECKS = {
-    "rate": _bad_rate,
+    "rate": bad_rate,
     "timezone": _bad_timezone,
     "redis_url": _bad_redis_url,
     "gateway_url": _bad_gateway,

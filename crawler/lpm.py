@@ -2,11 +2,12 @@
 
 What it stores is reached by part: `lpm.tasks` finds and ends tasks, `lpm.dispatch` claims and
 frees them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.site_jobs` begins
-crawls of sites by name, `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results`
-and `lpm.pages` have what was collected, `lpm.versions` has earlier records, `lpm.listings` has what
-became of each thing that a site's key identifies, `lpm.listing_pairs` has those of different sites
-that may be the same thing, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a
-Gateway, `lpm.timeline` has the events of each task, and `lpm.retention` removes old jobs.
+crawls of sites by name, `lpm.batches` has the URLs of programs, `lpm.jobs` has jobs and receipts,
+`lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what was collected, `lpm.versions` has
+earlier records, `lpm.listings` has what became of each thing that a site's key identifies,
+`lpm.listing_pairs` has those of different sites that may be the same thing, `lpm.files` is
+pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, `lpm.timeline` has the events of each
+task, and `lpm.retention` removes old jobs.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from crawler.db import (
     tasks,
     timeline,
 )
+from crawler.db.batches import Batches
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
 from crawler.db.dispatch import Dispatch, Place
@@ -92,6 +94,7 @@ class LocalPersistenceManager(Layout):
         self.crawls = links.Crawls(self.store)
         self.jobs = Jobs(self.store, self.folder / "sessions")
         self.site_jobs = SiteJobs(self.store)
+        self.batches = Batches(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
         self.versions = RecordVersions(self.store)
@@ -209,7 +212,14 @@ class LocalPersistenceManager(Layout):
                     forget(domain, note.id)
             if notes:
                 self.pages.cut()
+            for job_id in self.batches.direct_jobs():
+                if not is_locked(self.direct_lock(job_id)):
+                    self.batches.move(job_id, QUEUES[-1])
         return freed
+
+    def direct_lock(self, job_id: int) -> Path:
+        """The file that the program locks whose own process fetches the pages of a batch."""
+        return self.run / f"direct-{job_id}.lock"
 
     # Results
 

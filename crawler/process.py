@@ -70,10 +70,17 @@ class Child:
     """A child process in its own session, so that Ctrl-C reaches it only through us."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        tied: bool = False,
     ) -> None:
+        """A child that is `tied` to this process sees its stdin end when this process ends."""
         self.name, self.argv, self.log = name, list(argv), log
         self._env = env
+        self._stdin = subprocess.PIPE if tied else subprocess.DEVNULL
         self._process: subprocess.Popen[bytes] | None = None
         self._log_began = 0
 
@@ -84,7 +91,7 @@ class Child:
             self._log_began = out.tell()
             self._process = subprocess.Popen(
                 self.argv,
-                stdin=subprocess.DEVNULL,
+                stdin=self._stdin,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -141,6 +148,8 @@ class Child:
             end_process(psutil.Process(self._process.pid), grace_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+        if self._process.stdin:
+            self._process.stdin.close()
 
 
 class _LogLine(msgspec.Struct):

@@ -65,7 +65,7 @@ class WaitFinder:
             return []
         found = self.find_quickly(job)
         living = owners.living(self._lpm.owners)
-        workers = [note for note in living if note.about.get("kind") == "worker"]
+        workers = [note for note in living if note.about.get("kind") in ("worker", "direct")]
         if not workers:
             return found + self._no_worker_waits(books)
         if unserved := self._unserved_queues(job, books, workers):
@@ -87,7 +87,7 @@ class WaitFinder:
     ) -> list[Wait]:
         """Return that no worker takes tasks from the queues in which all tasks wait."""
         served = {name for note in workers for name in note.about.get("queues", QUEUES)}
-        if len(served) == len(QUEUES) or books.processing:
+        if served.issuperset(QUEUES) or books.processing:
             return []
         waiting = self._lpm.counts.pending_by_queue(job).keys()
         if waiting & served:

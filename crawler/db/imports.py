@@ -11,6 +11,7 @@ from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settl
 from crawler.db.store import (
     COUNTS_FOR,
     IS_REMOVED,
+    IS_SHARED,
     REMOVED_NAME,
     Connections,
     Part,
@@ -544,8 +545,8 @@ def _known_task(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -
     found = db.all(
         f"""SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
                 deadline, status, completed_at
-            FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'
-            AND role IS NULL AND NOT {IS_REMOVED.format(job="job_id")}""",
+            FROM tasks WHERE url_key = ? AND parcel_id = ? AND {IS_SHARED}
+            AND NOT {IS_REMOVED.format(job="job_id")}""",
         (task.address.key, task.parcel_id),
     )
     candidates = [_KnownTask(*each) for each in found]

@@ -88,6 +88,7 @@ _OF_JOB = {
     "crawl_counts": "job_id = ?1",
     "listing_conflicts": "job_id = ?1",
     "site_calls": "job_id = ?1",
+    "batches": "job_id = ?1",
     "losses": "job_id = ?1",
     "exports": "job_id = ?1",
     "jobs": "id = ?1",

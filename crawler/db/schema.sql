@@ -575,3 +575,19 @@
         PRIMARY KEY (task, position)
     ) WITHOUT ROWID;
     CREATE INDEX result_files_by_url ON result_files(url_key, task);
+
+-- Schema 12
+    -- URLs that a program, or a client of the API, gave in one session. The tasks of a session are
+    -- its own, one for each URL: what it sends along must not reach others by a shared page.
+    CREATE TABLE batches (
+        job_id     INTEGER PRIMARY KEY,
+        client     TEXT NOT NULL,                    -- the name of a token; '': on this machine
+        session_id TEXT NOT NULL,
+        options    TEXT NOT NULL,                    -- JSON: how its results are shown
+        horizon    INTEGER NOT NULL                  -- the last event when it began
+    );
+    CREATE UNIQUE INDEX batches_by_session ON batches(client, session_id);
+    DROP INDEX tasks_by_url;
+    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
+        CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN 'job ' || job_id
+             WHEN role NOT NULL THEN task_id ELSE '' END);

@@ -48,6 +48,8 @@ number 0."""
 COUNTS_FOR = """(j.id = t.job_id
     OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"""
 """Whether job j counts task t."""
+IS_SHARED = "source NOT IN ('gateway', 'batch') AND role IS NULL"
+"""Whether other jobs may count on a task. Those of a Gateway, a batch and a crawl are their own."""
 IN_PENDING = "o.state <> 'synced' AND o.archived_at IS NULL"
 """Whether the result of an outbox row o lies in pending/."""
 REMOVING = "removing job "

@@ -13,6 +13,7 @@ from crawler.db.store import (
     COUNTS_FOR,
     HELD,
     IS_REMOVED,
+    IS_SHARED,
     LISTED,
     THEIRS,
     Connections,
@@ -176,8 +177,8 @@ class Tasks(Part):
                 or db.all(
                     f"""UPDATE tasks
                         SET external_id = coalesce(external_id, ?), priority = 1, {UNHELD}
-                        WHERE url_key = ? AND parcel_id = ? AND is_open AND source <> 'gateway'
-                        AND role IS NULL RETURNING id""",
+                        WHERE url_key = ? AND parcel_id = ? AND is_open AND {IS_SHARED}
+                        RETURNING id""",
                     (task.external_id, address.key, task.parcel_id),
                 )
                 or db.all(

@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from crawler import config, sites
-from crawler.cli.commands.scrape import SCRAPE_LIMIT_S, shared_permit
+from crawler.cli.commands.scrape import SCRAPE_LIMIT_S
 from crawler.cli.options import data_dir_option, json_option, robots_option, session_options
 from crawler.cli.output import print_json, print_left_out, say
 from crawler.config import Settings
@@ -153,6 +153,7 @@ def _look(settings: Settings, plan: "Plan", session: "Session | None", found: Fo
 def _worker(settings: Settings, here: Settings, outcomes: list[Outcome]) -> "Iterator[Worker]":
     """Run a worker in this process. Its permits are those of the stack, if one is up."""
     from crawler import logs
+    from crawler.direct import shared_permit
     from crawler.orchestrator import terminated_by_signal
     from crawler.worker import Worker, tune_garbage_collection
 

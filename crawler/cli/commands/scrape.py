@@ -28,7 +28,6 @@ from crawler.results import whole_file
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.judge import Verdict
-    from crawler.resilience.permit import Permit
     from crawler.scraping.stored import Difference
     from crawler.sites import Sites
 
@@ -148,6 +147,7 @@ def _in_this_process(
     exist is released.
     """
     from crawler import logs
+    from crawler.direct import shared_permit
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
     from crawler.scraping.attempt import FetchOptions
@@ -165,22 +165,6 @@ def _in_this_process(
         finally:
             worker.stop()
     return task
-
-
-def shared_permit(settings: Settings) -> "Callable[[str], Permit] | None":
-    """Return what makes the permit that is shared with other processes; None without Redis."""
-    from crawler.stack import read_stack, redis_address
-
-    if not settings.redis_url and not read_stack(settings.data_dir).up:
-        return None
-
-    def connect(holder: str) -> "Permit":
-        from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-
-        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
-        return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
-
-    return connect
 
 
 def _through_queue(lpm: LocalPersistenceManager, url: str, call_id: str, task: int) -> bool:

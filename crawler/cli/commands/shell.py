@@ -137,7 +137,7 @@ class Prompt:
                 return None
 
     def _fetched(self, url: str) -> "Page":
-        from crawler.cli.commands.scrape import shared_permit
+        from crawler.direct import shared_permit
         from crawler.scraping.single import SinglePages
 
         settings = self._settings

@@ -1,0 +1,1 @@
+"""The HTTP API: batches, Firecrawl's dialect and MCP, over one back end."""

@@ -1,0 +1,245 @@
+"""What the routes of the API stand on: `Backend`, and the one that serves it from the ledger."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from crawler.batches import BatchOptions, BatchReader, submit
+from crawler.config import Settings
+from crawler.db.batches import Batch
+from crawler.direct import DirectProcess
+from crawler.errors import CrawlerError
+from crawler.lpm import LocalPersistenceManager
+
+log = logging.getLogger(__name__)
+
+MAX_DIRECT = 4
+"""Processes of batches without a stack that run at a time. Further batches wait."""
+POLL_S = 0.05
+"""How often the one thread looks whether the ledger has changed."""
+
+
+class SessionState(msgspec.Struct, frozen=True):
+    """How far a session is."""
+
+    session_id: str
+    job: str
+    status: str
+    """`running`, `paused`, `done` or `cancelled`."""
+    total: int
+    """Rows that were asked for, also those that are no URL."""
+    done: int
+    books: dict[str, int]
+    """Tasks by state."""
+    rejected: int
+    """Rows that are no URL."""
+    created_at: float
+    completed_at: float | None
+
+
+class ResultsPage(msgspec.Struct, frozen=True):
+    """Some results of a session, in the order of their commits."""
+
+    results: list[dict[str, Any]]
+    """Each with its number, `seq`."""
+    cursor: int
+    """What comes next is behind it."""
+    is_last: bool
+    """Whether there was nothing more at that moment."""
+    is_complete: bool
+    """Whether nothing more will come."""
+
+
+class Backend(Protocol):
+    """What the routes need. `client` is the name of a token; a client sees only its own sessions,
+    and for one of another client, or none, the answer is None."""
+
+    def submit(
+        self,
+        client: str,
+        session_id: str,
+        urls: Sequence[str],
+        options: BatchOptions,
+        distributed: bool,
+    ) -> SessionState:
+        """Accept URLs. They are in the ledger when this returns; the same call again is the same
+        session."""
+
+    def progress(self, client: str, session_id: str) -> SessionState | None:
+        """How far a session is."""
+
+    def results(
+        self, client: str, session_id: str, cursor: int = 0, limit: int = 100
+    ) -> ResultsPage | None:
+        """The results behind a cursor."""
+
+    def cancel(self, client: str, session_id: str) -> SessionState | None:
+        """Cancel a session: what has not begun is skipped."""
+
+    def sessions(self, client: str) -> list[SessionState]:
+        """The sessions of a client, the oldest first."""
+
+
+class LedgerBackend:
+    """Serves sessions from the ledger.
+
+    Its methods may be called from any thread: each thread has its own connections.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._local = threading.local()
+        self._changed = threading.Condition()
+        self._version = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Watch the ledger, and run the processes of batches without a stack."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the processes; the ledger keeps what they have not done."""
+        self._stopping.set()
+        self._thread.join()
+
+    @property
+    def lpm(self) -> LocalPersistenceManager:
+        """The store, for this thread."""
+        if not hasattr(self._local, "lpm"):
+            self._local.lpm = LocalPersistenceManager(self._settings.data_dir)
+        lpm: LocalPersistenceManager = self._local.lpm
+        return lpm
+
+    # What the routes need
+
+    def submit(
+        self,
+        client: str,
+        session_id: str,
+        urls: Sequence[str],
+        options: BatchOptions,
+        distributed: bool,
+    ) -> SessionState:
+        """Accept URLs; see `Backend`."""
+        submit(self._settings, session_id, urls, options, direct=not distributed, client=client)
+        if distributed:
+            from crawler.coordinator import publish
+
+            publish(self._settings, self.lpm)
+        state = self.progress(client, session_id)
+        assert state is not None
+        return state
+
+    def progress(self, client: str, session_id: str) -> SessionState | None:
+        """How far a session is."""
+        batch = self.lpm.batches.find(client, session_id)
+        return self._state(batch) if batch else None
+
+    def results(
+        self, client: str, session_id: str, cursor: int = 0, limit: int = 100
+    ) -> ResultsPage | None:
+        """The results behind a cursor. Rows that are no URL come first, with negative numbers."""
+        lpm = self.lpm
+        batch = lpm.batches.find(client, session_id)
+        if batch is None:
+            return None
+        rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
+        reader = BatchReader(lpm, batch)
+        if rejected:
+            chosen = rejected[:limit]
+            found = reader.results([row for _, row in chosen])
+            numbered = [{"seq": n} | each for (n, _), each in zip(chosen, found, strict=True)]
+            return ResultsPage(numbered, chosen[-1][0], is_last=False, is_complete=False)
+        ends = lpm.batches.ends(batch.job, max(cursor, 0), limit)
+        found = reader.of_tasks([task for _, task in ends.tasks])
+        numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
+        return ResultsPage(numbered, ends.cursor, ends.is_last, ends.is_complete)
+
+    def cancel(self, client: str, session_id: str) -> SessionState | None:
+        """Cancel a session."""
+        lpm = self.lpm
+        batch = lpm.batches.find(client, session_id)
+        if batch is None:
+            return None
+        lpm.jobs.hold(batch.job, "cancelled", lpm.now())
+        lpm.jobs.finalise(lpm.now())
+        return self.progress(client, session_id)
+
+    def sessions(self, client: str) -> list[SessionState]:
+        """The sessions of a client."""
+        return [self._state(batch) for batch in self.lpm.batches.of_client(client)]
+
+    def _state(self, batch: Batch) -> SessionState:
+        lpm, job = self.lpm, batch.job
+        counts = lpm.counts.progress(job)
+        rejected = lpm.batches.rejected_count(job)
+        status = "done" if job.status == "done" else "running"
+        if job.hold in ("paused", "cancelled"):
+            status = job.hold
+        return SessionState(
+            session_id=batch.session_id,
+            job=job.name,
+            status=status,
+            total=counts.accepted + rejected,
+            done=counts.accepted - counts.open + rejected,
+            books={
+                name: getattr(counts, name)
+                for name in ("pending", "processing", "completed", "failed", "skipped", "expired")
+            },
+            rejected=rejected,
+            created_at=job.created_at,
+            completed_at=job.completed_at,
+        )
+
+    # Changes
+
+    def wait_for_change(self, seen: int, limit_s: float) -> int:
+        """Wait until the ledger has changed since the number that was `seen`; return the new one.
+
+        One thread looks at the ledger, however many wait.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != seen, limit_s)
+            return self._version
+
+    def _supervise(self) -> None:
+        lpm = LocalPersistenceManager(self._settings.data_dir)
+        processes: dict[int, DirectProcess] = {}
+        seen: object = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    with lpm.errors():
+                        version = lpm.store.data_version()
+                        if version != seen:
+                            seen = version
+                            with self._changed:
+                                self._version += 1
+                                self._changed.notify_all()
+                        self._run_processes(lpm, processes)
+                except CrawlerError as error:
+                    log.warning("%s; this is tried again", error)
+                    time.sleep(1)
+                self._stopping.wait(POLL_S)
+        finally:
+            for process in processes.values():
+                process.stop()
+            lpm.close()
+
+    def _run_processes(
+        self, lpm: LocalPersistenceManager, processes: dict[int, DirectProcess]
+    ) -> None:
+        """Start the processes of batches, also of those that a killed server has left."""
+        waiting = lpm.batches.direct_jobs()
+        for job_id in set(processes) - set(waiting):
+            processes.pop(job_id).stop()
+        for job_id in waiting:
+            if job_id not in processes and len(processes) < MAX_DIRECT:
+                processes[job_id] = DirectProcess(self._settings, lpm, lpm.jobs.get(job_id))
+        for process in list(processes.values()):
+            process.look()

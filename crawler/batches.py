@@ -1,0 +1,208 @@
+"""Batches for programs and the API: URLs of a session into the ledger, and results out of it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import msgspec
+from msgspec import Meta
+
+from crawler import config, urls
+from crawler.bulk import Secrets
+from crawler.config import Settings
+from crawler.db.batches import Asked, Batch, NewBatch, TaskOutcome
+from crawler.db.imports import RejectedRow
+from crawler.db.results import iso
+from crawler.errors import UrlError, UsageError
+from crawler.fetch.session import Session, check
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobOptions, NewTask, TaskStatus
+
+MAX_URLS = 100_000
+"""URLs of one call, which go into the ledger in one commit."""
+SUCCESS, FAILED, PENDING = "success", "failed", "pending"
+INVALID_URL = "invalid_url"
+
+Format = Literal["record", "text", "markdown", "html", "links"]
+FORMATS: tuple[str, ...] = get_args(Format)
+_SHORT = Annotated[str, Meta(max_length=20)]
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the pages of a session are fetched, and what results have of them."""
+
+    formats: tuple[Format, ...] = ("record",)
+    headers: dict[str, str] = {}
+    """Sent with every request; stored in a file that only its owner can read."""
+    rate: _SHORT | None = None
+    """Requests to each domain, such as `50/s` or `none`."""
+    ignore_robots: bool = False
+    queue: Literal["urgent", "default"] = "default"
+    priority: Annotated[int, Meta(ge=1, le=9)] = 5
+
+
+class Submitted(NamedTuple):
+    """A call that is in the ledger: its job, and its number within the session."""
+
+    job: Job
+    number: int
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What became of the URLs of a call."""
+
+    total: int
+    success: int
+    failed: int
+    reasons: dict[str, int]
+    """How many failed for each reason."""
+    workers_used: int
+    bytes: int
+    seconds: float
+
+
+def submit(
+    settings: Settings,
+    session_id: str,
+    given: Sequence[str],
+    options: BatchOptions,
+    *,
+    direct: bool,
+    client: str = "",
+) -> Submitted:
+    """Store URLs as tasks of a session, in one commit. The same call again changes nothing."""
+    if len(given) > MAX_URLS:
+        raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
+    if options.rate is not None and (problem := config.bad_rate(options.rate)):
+        raise UsageError(f"options: rate: {problem}")
+    headers = tuple(options.headers.items())
+    session = Session(headers=headers)
+    check(session)
+    new = NewBatch(
+        client=client,
+        session_id=session_id,
+        checksum=hashlib.sha256(msgspec.json.encode(list(given))).hexdigest(),
+        direct=direct,
+        queue=options.queue,
+        options=JobOptions(rate=options.rate, ignore_robots=options.ignore_robots),
+        shown={"formats": options.formats},
+    )
+    tasks, rejected, found = _rows(given, options.priority)
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+
+        def keep_secrets(job: Job) -> None:
+            secrets = Secrets(lpm.folder / "sessions", job.name, session if headers else None)
+            for secret in found:
+                if not secrets.take(secret):
+                    raise UsageError(
+                        f"two URLs name different users or passwords for {secret[0]}: "
+                        "give them different sessions"
+                    )
+            secrets.save()
+
+        return Submitted(*lpm.batches.begin(new, tasks, rejected, lpm.now(), keep_secrets))
+
+
+def _rows(
+    given: Sequence[str], priority: int
+) -> tuple[list[NewTask], list[RejectedRow], list[tuple[str, str]]]:
+    """Return the tasks of URLs, those that are none, and the credentials in them."""
+    tasks, rejected, secrets = [], [], []
+    for line, text in enumerate(given, 1):
+        try:
+            tasks.append(NewTask(address=urls.parse(text), priority=priority, line=line))
+            if secret := urls.credentials(text):
+                secrets.append(secret)
+        except UrlError as error:
+            rejected.append(RejectedRow(line, str(error), urls.without_credentials(text)[:1000]))
+    return tasks, rejected, secrets
+
+
+class BatchReader:
+    """Reads the results of one session, in the shape that programs and the API get."""
+
+    def __init__(self, lpm: LocalPersistenceManager, batch: Batch) -> None:
+        self._lpm, self._batch = lpm, batch
+
+    def of_tasks(self, tasks: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the results of tasks, in their order."""
+        return self.results([Asked(0, task, None, None) for task in tasks])
+
+    def results(self, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+        """Return a result for each URL of a call, in its order."""
+        ids = sorted({row.task for row in asked if row.task is not None})
+        outcomes = self._lpm.batches.outcomes(ids)
+        stored = dict(self._lpm.results.of_tasks(ids))
+        return [self._result(row, outcomes, stored) for row in asked]
+
+    def _result(
+        self, row: Asked, outcomes: dict[int, TaskOutcome], stored: dict[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        session = {"session_id": self._batch.session_id}
+        if row.task is None:
+            reason = {"reason": INVALID_URL, "error": row.reason, "task_id": None}
+            return {"status": FAILED, "url": row.url, **session, "worker_id": None,
+                    "crawled_at": None, **reason}  # fmt: skip
+        outcome = outcomes[row.task]
+        about = {
+            "status": _status(outcome),
+            "url": outcome.url,
+            **session,
+            "worker_id": outcome.worker,
+            "crawled_at": outcome.completed_at and iso(outcome.completed_at),
+            "task_id": outcome.task_id,
+            "state": outcome.status,
+            "attempts": outcome.attempts,
+        }
+        result = stored.get(row.task)
+        if result is None:
+            error = outcome.error_message or "it is not done yet"
+            return about | {"reason": outcome.error_type, "error": error}
+        record = result["data"]
+        metadata = {
+            "final_url": result["final_url"],
+            "status_code": result["status_code"],
+            "content_type": outcome.content_type,
+            "bytes": outcome.bytes,
+            "fetch_ms": outcome.fetch_ms,
+            "verdict": result["verdict"],
+            "site": result["site"],
+            "parser": result["parser"],
+            "raw_html_hash": result["raw_html_hash"],
+        }
+        shown: dict[str, Any] = {"title": _title(record), "metadata": metadata}
+        if "record" in self._batch.shown["formats"]:
+            shown["data"] = record
+        if invalid := result.get("invalid"):
+            shown["invalid"] = invalid
+        return about | shown
+
+
+def _status(outcome: TaskOutcome) -> str:
+    if outcome.status == TaskStatus.COMPLETED:
+        return SUCCESS
+    is_open = outcome.status in (TaskStatus.PENDING, TaskStatus.PROCESSING)
+    return PENDING if is_open else FAILED
+
+
+def _title(record: dict[str, Any]) -> str | None:
+    title = record.get("title")
+    return title if isinstance(title, str) else None
+
+
+def statistics(results: Sequence[dict[str, Any]], seconds: float) -> Statistics:
+    """Sum up the results of a call."""
+    states = Counter(result["status"] for result in results)
+    reasons = Counter(
+        result["reason"] or "unknown" for result in results if result["status"] == FAILED
+    )
+    return Statistics(
+        total=len(results),
+        success=states[SUCCESS],
+        failed=states[FAILED],
+        reasons=dict(reasons),
+        workers_used=len({result["worker_id"] for result in results} - {None}),
+        bytes=sum(result.get("metadata", {}).get("bytes") or 0 for result in results),
+        seconds=round(seconds, 3),
+    )

@@ -1,0 +1,347 @@
+"""CrawlCoordinator: crawls lists of URLs, by a process of its own or by the workers of a stack."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crawler import config
+from crawler.arguments import Name, checked
+from crawler.batches import (
+    PENDING,
+    BatchOptions,
+    BatchReader,
+    Statistics,
+    statistics,
+    submit,
+)
+from crawler.config import Settings
+from crawler.db.batches import Asked, Batch
+from crawler.direct import DirectProcess
+from crawler.errors import ServiceError, UsageError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+"""How often to look whether the ledger has changed. A look reads one number."""
+STEP_S = 0.5
+"""How long one step waits for a page at most."""
+GIVE_UP_S = 60.0
+"""How long to wait while nothing can go on: no worker runs, or the session is paused."""
+LOOK_INTERVAL_S = 2.0
+"""How often to search for what keeps all pages from going on."""
+
+Progress = Callable[[int, int], Any]
+Result = dict[str, Any]
+
+
+class CrawlCoordinator:
+    """Crawls lists of URLs and returns a result for each.
+
+    Everything goes through the ledger in the data folder: the same session with the same URLs is
+    not fetched twice, also after this program was killed.
+    """
+
+    def __init__(
+        self,
+        session_id: str | None = None,
+        *,
+        distributed: bool = False,
+        data_dir: str | Path | None = None,
+    ) -> None:
+        """Without a `session_id` a new one is made. With `distributed`, the workers of a stack
+        fetch the pages; otherwise a process of its own does, and no Redis is needed. `data_dir` is
+        the data folder, by default that of the settings."""
+        self.session_id = checked(
+            session_id or f"session-{secrets.token_hex(8)}", Name, "session_id"
+        )
+        if self.session_id.strip() != self.session_id or len(self.session_id) > 100:
+            raise UsageError("session_id: at most 100 characters, and no space at either end")
+        self.distributed = distributed
+        self.statistics: Statistics | None = None
+        """Of the last crawl that has ended."""
+        settings = config.load()
+        folder = Path(data_dir) if data_dir else settings.data_dir
+        self._settings = msgspec.structs.replace(settings, data_dir=folder)
+
+    async def crawl_many(
+        self,
+        urls: Sequence[str],
+        options: dict[str, Any] | None = None,
+        on_progress: Progress | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """Crawl URLs; return a result for each, in their order, with a reason for failures.
+
+        `on_progress(done, total)` is called as pages end. After `timeout_s`, what is not done is
+        returned as `pending`: the ledger keeps it. Cancelling this call cancels the session.
+        """
+        began, done = time.monotonic(), 0
+        async with self._begun(urls, options, timeout_s) as crawl:
+            while not crawl.is_over:
+                ended = await crawl.call(crawl.step)
+                done += len(ended)
+                if ended and on_progress:
+                    told = on_progress(done, len(crawl.asked))
+                    if inspect.isawaitable(told):
+                        await told
+            results: list[Result] = await crawl.call(crawl.results, crawl.asked)
+        self.statistics = statistics(results, time.monotonic() - began)
+        return results
+
+    def crawl_many_sync(
+        self,
+        urls: Sequence[str],
+        options: dict[str, Any] | None = None,
+        on_progress: Progress | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """The same for programs without an event loop."""
+        if _is_in_loop():
+            raise UsageError("an event loop runs here: use `await crawl_many(…)`")
+        return asyncio.run(self.crawl_many(urls, options, on_progress, timeout_s=timeout_s))
+
+    async def stream(
+        self,
+        urls: Sequence[str],
+        options: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Result]:
+        """Crawl URLs, and give each result as soon as it is stored; those that are not done after
+        `timeout_s` come last, as `pending`. Leaving the loop early cancels the session."""
+        began, given = time.monotonic(), []
+        async with self._begun(urls, options, timeout_s) as crawl:
+            while not crawl.is_over:
+                ended = await crawl.call(crawl.step)
+                if crawl.is_over:
+                    ended += crawl.left
+                for result in await crawl.call(crawl.results, ended):
+                    given.append(_brief(result))
+                    yield result
+        self.statistics = statistics(given, time.monotonic() - began)
+
+    async def cancel(self) -> None:
+        """Cancel the session: what has not begun is skipped."""
+        await asyncio.to_thread(self._cancel)
+
+    def _cancel(self) -> None:
+        with LocalPersistenceManager(self._settings.data_dir) as lpm:
+            if batch := lpm.batches.find("", self.session_id):
+                lpm.jobs.hold(batch.job, "cancelled", lpm.now())
+                lpm.jobs.finalise(lpm.now())
+
+    @contextlib.asynccontextmanager
+    async def _begun(
+        self, urls: Sequence[str], options: dict[str, Any] | None, timeout_s: float | None
+    ) -> "AsyncIterator[_Crawl]":
+        """A crawl that has begun. If it is left before its end, the session is cancelled."""
+        given = checked(_as_list(urls), list[str], "urls")
+        how = checked(options or {}, BatchOptions, "options")
+        crawl = _Crawl(self._settings, not self.distributed, timeout_s)
+        try:
+            await crawl.call(crawl.begin, self.session_id, given, how)
+            yield crawl
+        finally:
+            # Shielded, so that a cancelled call leaves no process behind.
+            await asyncio.shield(self._close(crawl))
+
+    async def _close(self, crawl: "_Crawl") -> None:
+        if not crawl.is_over:
+            await asyncio.to_thread(self._cancel)
+        await crawl.call(crawl.close)
+        crawl.executor.shutdown(wait=False)
+
+
+class _Crawl:
+    """One call, on a thread of its own: the ledger's connections are for one thread at a time."""
+
+    def __init__(self, settings: Settings, direct: bool, timeout_s: float | None) -> None:
+        self._settings, self._direct = settings, direct
+        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self.executor = ThreadPoolExecutor(1, "crawl")
+        self._lpm = LocalPersistenceManager(settings.data_dir)
+        self._reader: BatchReader | None = None
+        self._process: DirectProcess | None = None
+        self._stall: _Stall | None = None
+        self._job: Job
+        self._open: dict[int, list[Asked]] = defaultdict(list)
+        self._invalid: list[Asked] = []
+        """What is no URL has ended before it began."""
+        self._cursor = 0
+        self._version: object = None
+        self.asked: list[Asked] = []
+        self.is_over = False
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a method on the thread of this crawl."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *args)
+
+    @property
+    def left(self) -> list[Asked]:
+        """The URLs that have not ended."""
+        return [row for rows in self._open.values() for row in rows]
+
+    def begin(self, session_id: str, urls: list[str], options: BatchOptions) -> None:
+        """Store the URLs, and see that somebody fetches them."""
+        if not urls:
+            self.is_over = True
+            return
+        submitted = submit(self._settings, session_id, urls, options, direct=self._direct)
+        lpm, job = self._lpm, submitted.job
+        self.asked = lpm.batches.asked(job, submitted.number)
+        self._reader = BatchReader(lpm, Batch(job, "", session_id, {"formats": options.formats}))
+        for row in self.asked:
+            if row.task is None:
+                self._invalid.append(row)
+            else:
+                self._open[row.task].append(row)
+        self._job = job
+        if self._direct:
+            self._process = DirectProcess(self._settings, lpm, job)
+        else:
+            self._stall = _Stall(self._settings, lpm, job)
+            publish(self._settings, lpm)
+
+    def step(self) -> list[Asked]:
+        """Wait a moment for pages to end, and return those that have."""
+        ended, self._invalid = self._invalid, []
+        until = time.monotonic() + STEP_S
+        while not ended and self._open and time.monotonic() < until:
+            if self._process:
+                self._process.look()
+            version = self._lpm.store.data_version()
+            if version != self._version:
+                self._version = version
+                ended = self._read_ends()
+            elif self._is_hopeless(time.monotonic()):
+                self.is_over = True
+                return []
+            else:
+                time.sleep(POLL_S)
+        if not self._open:
+            self._lpm.jobs.finalise(self._lpm.now())
+            self.is_over = True
+        return ended
+
+    def _is_hopeless(self, now: float) -> bool:
+        """Whether there is no time left, or nothing goes on."""
+        return now >= self._end or (self._stall is not None and self._stall.gives_up(now))
+
+    def _read_ends(self) -> list[Asked]:
+        found: list[Asked] = []
+        while True:
+            ends = self._lpm.batches.ends(self._job, self._cursor)
+            self._cursor = ends.cursor
+            for _, task in ends.tasks:
+                found += self._open.pop(task, [])
+            if ends.is_last:
+                if found and self._stall:
+                    self._stall.reset()
+                return found
+
+    def results(self, asked: Sequence[Asked]) -> list[Result]:
+        """Return the results of some URLs; of those that are open, why they are."""
+        if self._reader is None:
+            return []
+        found = self._reader.results(asked)
+        if self._stall and self._stall.reason:
+            for result in found:
+                if result["status"] == PENDING:
+                    result["error"] = f"it is not done yet: {self._stall.reason}"
+        return found
+
+    def close(self) -> None:
+        """End the process, and close the store."""
+        if self._process:
+            self._process.stop()
+        self._lpm.close()
+
+
+class _Stall:
+    """Notices when nothing can go on."""
+
+    def __init__(self, settings: Settings, lpm: LocalPersistenceManager, job: Job) -> None:
+        from crawler.waits import WaitFinder
+
+        self._lpm, self._job = lpm, job
+        self._finder = WaitFinder(settings, lpm)
+        self._since: float | None = None
+        self._look_at = 0.0
+        self.reason = ""
+
+    def reset(self) -> None:
+        """Note that a page has ended."""
+        self._since, self.reason = None, ""
+
+    def gives_up(self, now: float) -> bool:
+        """Whether nothing could go on for too long."""
+        from crawler.waits import endless_wait
+
+        if now >= self._look_at:
+            self._look_at = now + LOOK_INTERVAL_S
+            counts = self._lpm.counts.progress(self._job)
+            wait = endless_wait(self._finder.find(self._job, counts))
+            if wait is None:
+                self.reset()
+            else:
+                self._since = now if self._since is None else self._since
+                self.reason = self._finder.describe(wait)
+        return self._since is not None and now - self._since >= GIVE_UP_S
+
+
+def publish(settings: Settings, lpm: LocalPersistenceManager) -> bool:
+    """Publish the first tasks, so that workers begin at once; False if Redis does not answer."""
+    import redis
+
+    from crawler.redis_client import connect
+    from crawler.stack import redis_address
+
+    try:
+        url = redis_address(settings)
+        with connect(url) as client:
+            client.ping()
+        import crawler.tasks  # noqa: F401 - Celery knows them then
+        from crawler.celery_app import RedisBroker, follow_redis
+        from crawler.maintainer import Maintainer
+
+        follow_redis(url)
+        with contextlib.closing(RedisBroker(url)) as broker:
+            Maintainer(lpm, broker, settings).fill()
+    except (redis.RedisError, ServiceError, OSError) as error:
+        log.warning("Redis does not answer (%s): the tasks wait in the ledger", error)
+        return False
+    return True
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _as_list(urls: Sequence[str]) -> Any:
+    """A list; one text is not taken for a list of its characters."""
+    return urls if isinstance(urls, str) else list(urls)
+
+
+def _brief(result: Result) -> Result:
+    """What the statistics need of a result."""
+    kept = ("status", "reason", "worker_id", "metadata")
+    return {name: result[name] for name in kept if name in result}

@@ -1,0 +1,349 @@
+"""Batches: the URLs of a session, as tasks of their own, and their ends in the order of commits."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crawler.db.connection import Database, reading, writing
+from crawler.db.imports import RejectedRow, free_name
+from crawler.db.jobs import COLUMNS as JOB_COLUMNS
+from crawler.db.jobs import as_job
+from crawler.db.store import LISTED, Part, as_json, row_crc32
+from crawler.db.tasks import storable
+from crawler.errors import UsageError
+from crawler.models import NO_DEADLINE, Job, JobOptions, JobStatus, NewTask, encoded_input
+
+SOURCE = "batch"
+DIRECT = "direct:"
+"""Prefix of the queue of a batch that a process of its own works on. No worker takes tasks from
+there."""
+MAX_EVENTS_PER_READ = 5000
+_ENDED = "('completed', 'failed', 'skipped', 'expired')"
+_ENDS = "('completed', 'failed', 'skipped', 'expired', 'poison')"
+"""What the timeline calls the end of a task."""
+_ROWS = """
+    SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
+    FROM tasks WHERE job_id = ?1 AND file_number = ?2
+    UNION ALL SELECT source_line, task, NULL, NULL FROM job_links
+    WHERE job_id = ?1 AND file_number = ?2
+    UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
+    WHERE job_id = ?1 AND file_number = ?2 ORDER BY line"""
+
+
+class NewBatch(NamedTuple):
+    """The URLs of one call, and the session that they belong to."""
+
+    client: str
+    """The name of a token of the API; empty for programs on this machine."""
+    session_id: str
+    checksum: str
+    """Of its URLs: a call that comes again is known by it."""
+    direct: bool
+    """Whether a process of its own fetches them, and no worker."""
+    queue: str
+    options: JobOptions
+    shown: dict[str, Any]
+    """How its pages are shown; kept for who asks later."""
+    deadline: float | None = None
+
+
+class Batch(NamedTuple):
+    """A session: its job, and what was asked for."""
+
+    job: Job
+    client: str
+    session_id: str
+    shown: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """One URL of a call, in the order of the call: its task, or why there is none."""
+
+    line: int
+    task: int | None
+    reason: str | None
+    url: str | None
+
+
+class TaskOutcome(NamedTuple):
+    """How a task ended, or where it stands."""
+
+    task_id: str
+    url: str
+    status: str
+    attempts: int
+    error_type: str | None
+    error_message: str | None
+    completed_at: float | None
+    bytes: int | None
+    content_type: str | None
+    fetch_ms: float | None
+    worker: str | None
+    """The process that ended it."""
+
+
+class Ends(NamedTuple):
+    """Tasks of a batch that have ended, in the order of their commits."""
+
+    tasks: tuple[tuple[int, int], ...]
+    """Each with the number of its end."""
+    cursor: int
+    """Up to here all was read."""
+    is_last: bool
+    is_complete: bool
+    """Whether nothing more will come."""
+
+
+class Batches(Part):
+    """Begins batches, each call once, whatever is killed in between."""
+
+    def begin(
+        self,
+        batch: NewBatch,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+        prepare: Callable[[Job], None] = lambda job: None,
+    ) -> tuple[Job, int]:
+        """Store the URLs of a call in the job of their session; returns it, and the call's number.
+
+        All in one commit, before which `prepare` is called. A call that comes again finds what it
+        has stored, and URLs that the session has are not fetched again. The last call decides who
+        fetches what is open.
+        """
+        db = self._durable
+        with writing(db):
+            id_ = self._id_of(batch)
+            if id_ is None:
+                id_ = self._new_job(batch, now)
+            queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
+            _move(db, id_, queue)
+            known = db.value(
+                "SELECT number FROM imports WHERE job_id = ? AND checksum = ?",
+                (id_, batch.checksum),
+            )
+            if known is not None:
+                return _job(db, id_), int(known)
+            job = _job(db, id_)
+            if job.hold == "cancelled":
+                raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
+            prepare(job)
+            number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
+            self._add(job, number, batch.checksum, tasks, rejected, now)
+            return _job(db, id_), number
+
+    def _add(
+        self,
+        job: Job,
+        number: int,
+        checksum: str,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+    ) -> None:
+        db, new, linked = self._durable, 0, 0
+        for task in tasks:
+            is_known = self._link(job, task, number)
+            linked += is_known
+            new += not is_known
+            if not is_known:
+                self._insert(job, task, number, now)
+        refused = [(job.id, number, row.line, row.reason, storable(row.text)) for row in rejected]
+        db.executemany(
+            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
+               VALUES (?, ?, ?, ?, ?)""",
+            refused,
+        )
+        db.execute(
+            """INSERT INTO imports (job_id, key, checksum, file, rows, ended_at, number)
+               SELECT id, key, ?2, '', ?3, ?4, ?5 FROM jobs WHERE id = ?1""",
+            (job.id, checksum, new + linked + len(refused), now, number),
+        )
+        db.execute(
+            """UPDATE jobs SET size = size + ?2, linked = linked + ?3, rejected = rejected + ?4,
+                   files = files + 1, status = iif(?2, 'open', status),
+                   completed_at = iif(?2, NULL, completed_at) WHERE id = ?1""",
+            (job.id, new, linked, len(refused)),
+        )
+
+    def _id_of(self, batch: NewBatch) -> int | None:
+        id_: int | None = self._durable.value(
+            "SELECT job_id FROM batches WHERE client = ? AND session_id = ?",
+            (batch.client, batch.session_id),
+        )
+        return id_
+
+    def _new_job(self, batch: NewBatch, now: float) -> int:
+        db = self._durable
+        id_ = db.value(
+            """INSERT INTO jobs (name, key, status, queue, source, batch_size, created_at, deadline,
+                   options)
+               VALUES (?, ?, 'open', ?, ?, 100, ?, ?, ?) RETURNING id""",
+            (free_name(db, batch.session_id), f"{SOURCE}:{batch.client}:{batch.session_id}",
+             batch.queue, SOURCE, now, batch.deadline, as_json(batch.options)),
+        )  # fmt: skip
+        db.execute(
+            """INSERT INTO batches (job_id, client, session_id, options, horizon)
+               SELECT ?, ?, ?, ?, ifnull(max(id), 0) FROM events""",
+            (id_, batch.client, batch.session_id, as_json(batch.shown)),
+        )
+        return int(id_)
+
+    def _link(self, job: Job, task: NewTask, number: int) -> bool:
+        """Let a URL that the session has count once more; False if it has not."""
+        db = self._durable
+        known = db.value(
+            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ? AND source = ?",
+            (task.address.key, job.id, SOURCE),
+        )
+        if known is None:
+            return False
+        row_input = encoded_input(task.input)
+        db.execute(
+            """INSERT INTO job_links (job_id, task, file_number, source_line, input, row_crc32)
+               VALUES (?, ?, ?, ?, ?, ?)""",
+            (job.id, known, number, task.line, row_input,
+             row_crc32(number, task.line, task.item, row_input)),
+        )  # fmt: skip
+        return True
+
+    def _insert(self, job: Job, task: NewTask, number: int, now: float) -> None:
+        row_input = encoded_input(task.input)
+        self._durable.execute(
+            """INSERT INTO tasks (task_id, job_id, url, url_key, domain, queue, priority, deadline,
+                   source, source_line, input, imported_at, file_number, row_crc32)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+            (secrets.token_hex(16), job.id, *task.address, job.queue, task.priority,
+             job.deadline or NO_DEADLINE, SOURCE, task.line, row_input, now, number,
+             row_crc32(number, task.line, task.item, row_input)),
+        )  # fmt: skip
+
+    # Reading
+
+    def find(self, client: str, session_id: str) -> Batch | None:
+        """The session of a client."""
+        found = self._sessions("b.client = ? AND b.session_id = ?", client, session_id)
+        return found[0] if found else None
+
+    def of_client(self, client: str) -> list[Batch]:
+        """The sessions of a client, the oldest first."""
+        return self._sessions("b.client = ?", client)
+
+    def _sessions(self, condition: str, *values: str) -> list[Batch]:
+        columns = ", ".join(f"j.{name.strip()}" for name in JOB_COLUMNS.split(","))
+        rows = self._db.all(
+            f"""SELECT b.client, b.session_id, b.options, {columns}
+                FROM batches b JOIN jobs j ON j.id = b.job_id WHERE {condition} ORDER BY j.id""",
+            values,
+        )
+        return [
+            Batch(as_job(tuple(job)), client, session_id, msgspec.json.decode(options))
+            for client, session_id, options, *job in rows
+        ]
+
+    def asked(self, job: Job, number: int) -> list[Asked]:
+        """The URLs of one call, in their order."""
+        return [Asked(*row) for row in self._db.all(_ROWS, (job.id, number))]
+
+    def rejected(self, job: Job, behind: int) -> list[tuple[int, Asked]]:
+        """The rows of a session that are no URL, each with a negative number, in its order.
+
+        Only those behind a number; 0 stands for the beginning.
+        """
+        rows = self._db.all(
+            """SELECT source_line, reason, text FROM rejected_rows WHERE job_id = ?
+               ORDER BY file_number, source_line""",
+            (job.id,),
+        )
+        numbered = [
+            (n - len(rows), Asked(line, None, reason, text))
+            for n, (line, reason, text) in enumerate(rows)
+        ]
+        return [(n, row) for n, row in numbered if n > behind or behind == 0]
+
+    def rejected_count(self, job: Job) -> int:
+        """How many rows of a session are no URL."""
+        return int(self._db.value("SELECT rejected FROM jobs WHERE id = ?", (job.id,)))
+
+    def open_tasks(self, job: Job) -> int:
+        """How many tasks of a session have not ended."""
+        return int(
+            self._db.value(
+                """SELECT count(*) FROM tasks WHERE job_id = ? AND status IN ('pending',
+                   'processing')""",
+                (job.id,),
+            )
+        )
+
+    def outcomes(self, tasks: Sequence[int]) -> dict[int, TaskOutcome]:
+        """How these tasks ended, or where they stand."""
+        rows = self._db.all(
+            f"""SELECT t.id, t.task_id, t.url, t.status, t.attempts, t.error_type, t.error_message,
+                    t.completed_at, r.bytes, r.content_type, r.fetch_ms, (
+                        SELECT e.detail ->> '$.worker' FROM events e WHERE e.task = t.id
+                        AND e.kind IN {_ENDS} ORDER BY e.id DESC LIMIT 1)
+                FROM tasks t LEFT JOIN results r ON r.task = t.id WHERE t.id {LISTED}""",
+            (as_json(tasks),),
+        )
+        return {row[0]: TaskOutcome(*row[1:]) for row in rows}
+
+    def ends(self, job: Job, cursor: int, limit: int = MAX_EVENTS_PER_READ) -> Ends:
+        """The next tasks of a session that have ended, behind the number of an end."""
+        db = self._db
+        with reading(db):
+            horizon = db.value("SELECT horizon FROM batches WHERE job_id = ?", (job.id,))
+            begin = max(cursor, horizon or 0)
+            last = db.value(
+                """SELECT max(id) FROM (
+                       SELECT id FROM events WHERE id > ? ORDER BY id LIMIT ?)""",
+                (begin, MAX_EVENTS_PER_READ),
+            )
+            tasks: Sequence[tuple[Any, ...]] = ()
+            end = begin
+            if last is not None:
+                end = int(last)
+                tasks = db.all(
+                    f"""SELECT e.id, e.task FROM events e JOIN tasks t ON t.id = e.task
+                        WHERE e.id > ?1 AND e.id <= ?2 AND t.job_id = ?3 AND e.kind IN {_ENDS}
+                        AND t.status IN {_ENDED} AND NOT EXISTS (
+                            SELECT 1 FROM events x WHERE x.task = e.task AND x.id > e.id
+                            AND x.kind IN {_ENDS})
+                        ORDER BY e.id LIMIT ?4""",
+                    (begin, end, job.id, limit),
+                )
+                if len(tasks) == limit:
+                    end = tasks[-1][0]
+            newest = db.value("SELECT max(id) FROM events") or 0
+            status = db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
+        is_last = end >= newest
+        ended = status in (None, JobStatus.DONE)
+        return Ends(tuple((n, task) for n, task in tasks), end, is_last, is_last and ended)
+
+    # Queues of processes of their own
+
+    def direct_jobs(self) -> list[int]:
+        """The numbers of the jobs whose tasks wait for a process of their own."""
+        return self._db.column(
+            f"SELECT id FROM jobs WHERE status <> 'done' AND queue LIKE '{DIRECT}%'"
+        )
+
+    def move(self, job_id: int, queue: str) -> None:
+        """Let others fetch what is pending of a session."""
+        with writing(self._durable):
+            _move(self._durable, job_id, queue)
+
+
+def _move(db: Database, job_id: int, queue: str) -> None:
+    db.execute("UPDATE jobs SET queue = ?2 WHERE id = ?1", (job_id, queue))
+    db.execute(
+        """UPDATE tasks SET queue = ?2, message_id = NULL
+           WHERE job_id = ?1 AND status IN ('pending', 'processing') AND queue <> ?2""",
+        (job_id, queue),
+    )
+
+
+def _job(db: Database, id_: int) -> Job:
+    [row] = db.all(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", (id_,))
+    return as_job(row)

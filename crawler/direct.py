@@ -1,0 +1,159 @@
+"""A batch without a stack: a process of its own fetches the pages, and the program watches it.
+
+A page that hangs or kills the parser ends that process, never the program. If the program ends,
+however it ends, so does the process, and the workers of a stack may take what is left.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from crawler import config, logs
+from crawler.config import Settings
+from crawler.db.batches import DIRECT
+from crawler.errors import CrawlerError, ServiceError
+from crawler.locks import open_lock, try_lock
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+from crawler.process import Child
+
+if TYPE_CHECKING:
+    from crawler.resilience.permit import Permit
+    from crawler.worker import Worker
+
+log = logging.getLogger(__name__)
+
+STOP_S = 6.0
+"""How long the process may take to let go of its pages."""
+MAX_DEATHS = 5
+"""Deaths in a row, without a page that ended in between, after which no process is started."""
+IDLE_S = 0.02
+"""How often to look for work while all pages wait."""
+BURY_INTERVAL_S = 1.0
+
+
+def shared_permit(settings: Settings) -> "Callable[[str], Permit] | None":
+    """Return what makes the permit that is shared with other processes; None without Redis."""
+    from crawler.stack import read_stack, redis_address
+
+    if not settings.redis_url and not read_stack(settings.data_dir).up:
+        return None
+
+    def connect(holder: str) -> "Permit":
+        from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+
+        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
+        return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
+
+    return connect
+
+
+class DirectProcess:
+    """The process of a batch, as the program sees it. One program at a time runs it: others wait
+    for what it stores, and go on when that program ends."""
+
+    def __init__(self, settings: Settings, lpm: LocalPersistenceManager, job: Job) -> None:
+        self._lpm, self._job = lpm, job
+        environment = os.environ | {"CRAWLER_DATA_DIR": str(settings.data_dir)}
+        self._child = Child(
+            f"the process of session {job.name}",
+            [sys.executable, "-m", "crawler.direct", str(job.id)],
+            settings.data_dir / "logs" / "direct.log",
+            environment,
+            tied=True,
+        )
+        self._lock = -1
+        self._deaths = 0
+        self._open = 0
+
+    def look(self) -> None:
+        """Start the process if it does not run; raises `ServiceError` if it cannot."""
+        if self._child.alive or not self._has_lock():
+            return
+        left = self._lpm.batches.open_tasks(self._job)
+        if left != self._open:
+            self._deaths = 0
+        elif self._deaths >= MAX_DEATHS:
+            raise ServiceError(
+                f"{self._child.name} ended {self._deaths} times and stored nothing: "
+                f"{self._child.last_words()}"
+            )
+        self._open = left
+        if left:
+            self._deaths += 1
+            self._child.start()
+
+    def _has_lock(self) -> bool:
+        if self._lock < 0:
+            lock = open_lock(self._lpm.direct_lock(self._job.id))
+            if not try_lock(lock):
+                os.close(lock)
+                return False
+            self._lock = lock
+            # Without the lock, the tasks may have been given to workers since they were stored.
+            self._lpm.batches.move(self._job.id, f"{DIRECT}{self._job.id}")
+        return True
+
+    def stop(self) -> None:
+        """End the process, and let go of what it held."""
+        self._child.stop(STOP_S)
+        if self._lock >= 0:
+            self._lpm.direct_lock(self._job.id).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+            self._lpm.bury()
+            self._lpm.jobs.complete_holds(self._lpm.now())
+            self._lpm.jobs.finalise(self._lpm.now())
+
+
+# In the process
+
+
+def work(settings: Settings, job_id: int) -> None:
+    """Fetch the pages of a batch until none is open."""
+    from crawler.worker import Worker, tune_garbage_collection
+
+    tune_garbage_collection()
+    with LocalPersistenceManager(settings.data_dir, settings.raw) as lpm:
+        lpm.bury()
+        queue = f"{DIRECT}{job_id}"
+        worker = Worker(settings, "direct", permit=shared_permit(settings), queues=(queue,))
+        worker.watch_stop(sys.stdin.fileno())  # it ends with the program
+        try:
+            _work(lpm, worker, lpm.jobs.get(job_id), queue)
+        finally:
+            worker.stop()
+        lpm.jobs.finalise(lpm.now())
+
+
+def _work(lpm: LocalPersistenceManager, worker: "Worker", job: Job, queue: str) -> None:
+    bury_at = time.monotonic() + BURY_INTERVAL_S
+    while not worker.stopping and not worker.must_restart:
+        if not worker.run_slice("", (queue,)):
+            if not lpm.batches.open_tasks(job):
+                return
+            time.sleep(IDLE_S)
+        if time.monotonic() > bury_at:
+            lpm.bury(worker.forget)
+            lpm.jobs.complete_holds(lpm.now())
+            bury_at = time.monotonic() + BURY_INTERVAL_S
+
+
+def main() -> None:
+    """Run as the process of a batch, whose job's number is the argument."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        settings = config.load()
+        logs.setup(settings.log_level)
+        work(settings, int(sys.argv[1]))
+    except CrawlerError as error:
+        log.critical("%s", error)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()
