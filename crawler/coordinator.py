@@ -127,10 +127,7 @@ class CrawlCoordinator:
         began, given = time.monotonic(), []
         async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
-                ended = await crawl.call(crawl.step)
-                if crawl.is_over:
-                    ended += crawl.left
-                for result in await crawl.call(crawl.results, ended):
+                for result in await crawl.call(crawl.step_results):
                     given.append(_brief(result))
                     yield result
         self.statistics = statistics(given, time.monotonic() - began)
@@ -237,6 +234,11 @@ class _Crawl:
             self._lpm.jobs.finalise(self._lpm.now())
             self.is_over = True
         return ended
+
+    def step_results(self) -> list[Result]:
+        """The same with their results; in the end also of those that have not ended."""
+        ended = self.step()
+        return self.results(ended + self.left if self.is_over else ended)
 
     def _is_hopeless(self, now: float) -> bool:
         """Whether there is no time left, or nothing goes on."""
