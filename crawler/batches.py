@@ -196,7 +196,7 @@ class BatchReader:
             reason = {"reason": INVALID_URL, "error": row.reason, "task_id": None}
             return {"status": FAILED, "url": row.url, **session, "worker_id": None,
                     "crawled_at": None, **reason}  # fmt: skip
-        outcome = outcomes[row.task]
+        outcome = outcomes.get(row.task) or _REMOVED
         about = {
             "status": _status(outcome),
             "url": outcome.url,
@@ -229,6 +229,14 @@ class BatchReader:
         if invalid := result.get("invalid"):
             shown["invalid"] = invalid
         return about | shown
+
+
+_REMOVED = TaskOutcome(
+    task_id="", url="", status=TaskStatus.FAILED, attempts=0, error_type="removed",
+    error_message="its job was removed from the store", completed_at=None, bytes=None,
+    content_type=None, fetch_ms=None, worker=None,
+)  # fmt: skip
+"""Of a task that `prune` has removed since it ended."""
 
 
 def _status(outcome: TaskOutcome) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crawler.db.connection import Database, reading, writing
-from crawler.db.imports import RejectedRow, free_name
+from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
 from crawler.db.store import LISTED, Part, as_json, row_crc32
@@ -30,6 +30,20 @@ _ROWS = """
     WHERE job_id = ?1 AND file_number = ?2
     UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
     WHERE job_id = ?1 AND file_number = ?2 ORDER BY line"""
+
+
+def key_of(client: str, session_id: str) -> str:
+    """The key of the job of a session."""
+    return f"{SOURCE}:{len(client)}:{client}:{session_id}"
+
+
+def session_of(key: str) -> tuple[str, str] | None:
+    """The client and the session that a job's key names; None for another key."""
+    source, _, rest = key.partition(":")
+    length, _, names = rest.partition(":")
+    if source != SOURCE or not length.isdecimal():
+        return None
+    return names[: int(length)], names[int(length) + 1 :]
 
 
 class NewBatch(NamedTuple):
@@ -120,18 +134,22 @@ class Batches(Part):
                 id_ = self._new_job(batch, now)
             queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
             _move(db, id_, queue)
-            known = db.value(
-                "SELECT number FROM imports WHERE job_id = ? AND checksum = ?",
+            known = db.one(
+                "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
                 (id_, batch.checksum),
             )
-            if known is not None:
-                return _job(db, id_), int(known)
             job = _job(db, id_)
+            if known and known[1]:
+                return job, int(known[0])
             if job.hold == "cancelled":
                 raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
             prepare(job)
-            number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
-            self._add(job, number, batch.checksum, tasks, rejected, now)
+            if known:
+                number = int(known[0])
+                self._mend(job, number, tasks, rejected, now)
+            else:
+                number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
+                self._add(job, number, batch.checksum, tasks, rejected, now)
             return _job(db, id_), number
 
     def _add(
@@ -163,10 +181,52 @@ class Batches(Part):
         )
         db.execute(
             """UPDATE jobs SET size = size + ?2, linked = linked + ?3, rejected = rejected + ?4,
-                   files = files + 1, status = iif(?2, 'open', status),
+                   files = files + 1, status = iif(?2 AND status = 'done', 'open', status),
                    completed_at = iif(?2, NULL, completed_at) WHERE id = ?1""",
             (job.id, new, linked, len(refused)),
         )
+
+    def _mend(
+        self,
+        job: Job,
+        number: int,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+    ) -> None:
+        """Bring back what a repair of the ledger has lost of a call."""
+        db = self._durable
+        left = {row[0] for row in db.all(_ROWS, (job.id, number))}
+        for task in tasks:
+            if task.line in left or self._recognise(job, task, number):
+                continue
+            if not self._link(job, task, number):
+                self._insert(job, task, number, now)
+        refused = [row for row in rejected if row.line not in left]
+        db.executemany(
+            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
+               VALUES (?, ?, ?, ?, ?)""",
+            [(job.id, number, row.line, row.reason, storable(row.text)) for row in refused],
+        )
+        rows = len(db.all(_ROWS, (job.id, number)))
+        db.execute(
+            "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND number = ?",
+            (now, rows, job.id, number),
+        )
+        open_if_read(db, job, now)
+
+    def _recognise(self, job: Job, task: NewTask, number: int) -> bool:
+        """Give a task of the session whose line was lost the line of this URL."""
+        row_input = encoded_input(task.input)
+        self._durable.execute(
+            """UPDATE tasks SET source = ?, file_number = ?, source_line = ?, input = ?,
+                   row_crc32 = ?
+               WHERE id = (SELECT id FROM tasks WHERE url_key = ? AND job_id = ?
+                           AND source_line IS NULL LIMIT 1)""",
+            (SOURCE, number, task.line, row_input,
+             row_crc32(number, task.line, task.item, row_input), task.address.key, job.id),
+        )  # fmt: skip
+        return bool(self._durable.changes())
 
     def _id_of(self, batch: NewBatch) -> int | None:
         id_: int | None = self._durable.value(
@@ -181,7 +241,7 @@ class Batches(Part):
             """INSERT INTO jobs (name, key, status, queue, source, batch_size, created_at, deadline,
                    options)
                VALUES (?, ?, 'open', ?, ?, 100, ?, ?, ?) RETURNING id""",
-            (free_name(db, batch.session_id), f"{SOURCE}:{batch.client}:{batch.session_id}",
+            (free_name(db, batch.session_id), key_of(batch.client, batch.session_id),
              batch.queue, SOURCE, now, batch.deadline, as_json(batch.options)),
         )  # fmt: skip
         db.execute(
@@ -195,8 +255,7 @@ class Batches(Part):
         """Let a URL that the session has count once more; False if it has not."""
         db = self._durable
         known = db.value(
-            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ? AND source = ?",
-            (task.address.key, job.id, SOURCE),
+            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ?", (task.address.key, job.id)
         )
         if known is None:
             return False
@@ -277,6 +336,15 @@ class Batches(Part):
             )
         )
 
+    def newest_end(self) -> int:
+        """The number of the last thing that happened to any task: later ends are behind it."""
+        return int(self._db.value("SELECT max(id) FROM events") or 0)
+
+    def ended(self, tasks: Sequence[int]) -> set[int]:
+        """Those of some tasks that have ended."""
+        sql = f"SELECT id FROM tasks WHERE id {LISTED} AND status IN {_ENDED}"
+        return set(self._db.column(sql, (as_json(tasks),)))
+
     def outcomes(self, tasks: Sequence[int]) -> dict[int, TaskOutcome]:
         """How these tasks ended, or where they stand."""
         rows = self._db.all(
@@ -315,7 +383,7 @@ class Batches(Part):
                 )
                 if len(tasks) == limit:
                     end = tasks[-1][0]
-            newest = db.value("SELECT max(id) FROM events") or 0
+            newest = self.newest_end()
             status = db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
         is_last = end >= newest
         ended = status in (None, JobStatus.DONE)

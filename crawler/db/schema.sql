@@ -589,5 +589,5 @@
     CREATE UNIQUE INDEX batches_by_session ON batches(client, session_id);
     DROP INDEX tasks_by_url;
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
-        CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN 'job ' || job_id
+        CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN job_id
              WHEN role NOT NULL THEN task_id ELSE '' END);
