@@ -102,6 +102,15 @@ class DirectProcess:
             self._lpm.batches.move(self._job.id, f"{DIRECT}{self._job.id}")
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do: no page is open, and the process has ended."""
+        return not self._child.alive and not self._lpm.batches.open_tasks(self._job)
+
+    def ask_to_end(self) -> None:
+        """Tell the process to end, without waiting."""
+        self._child.ask_to_end()
+
     def stop(self) -> None:
         """End the process, and let go of what it held."""
         self._child.stop(STOP_S)

@@ -120,18 +120,20 @@ class Batches(Part):
         rejected: Iterable[RejectedRow],
         now: float,
         prepare: Callable[[Job], None] = lambda job: None,
+        note: Callable[[Job], None] = lambda job: None,
     ) -> tuple[Job, int]:
         """Store the URLs of a call in the job of their session; returns it, and the call's number.
 
         All in one commit, before which `prepare` is called. A call that comes again finds what it
         has stored, and URLs that the session has are not fetched again. The last call decides who
-        fetches what is open.
+        fetches what is open. `note` is called in the same commit, also for a call that comes again.
         """
         db = self._durable
         with writing(db):
             id_ = self._id_of(batch)
             if id_ is None:
                 id_ = self._new_job(batch, now)
+            note(_job(db, id_))
             queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
             _move(db, id_, queue)
             known = db.one(
@@ -290,7 +292,55 @@ class Batches(Part):
         """The sessions of a client, the oldest first."""
         return self._sessions("b.client = ?", client)
 
-    def _sessions(self, condition: str, *values: str) -> list[Batch]:
+    def of_task(self, task: int) -> Batch | None:
+        """The session that a task belongs to; None if it came by another door."""
+        job_id = "(SELECT job_id FROM tasks WHERE id = ?)"
+        found = self._sessions(f"b.job_id = {job_id}", task)
+        return found[0] if found else None
+
+    def has_call(self, client: str, session_id: str, checksum: str) -> bool:
+        """Whether a session has these URLs from an earlier call."""
+        return bool(
+            self._db.value(
+                """SELECT EXISTS (SELECT 1 FROM batches b JOIN imports i ON i.job_id = b.job_id
+                   WHERE b.client = ? AND b.session_id = ? AND i.checksum = ?)""",
+                (client, session_id, checksum),
+            )
+        )
+
+    def open_of_client(self, client: str) -> tuple[int, int]:
+        """How many sessions of a client are not done, and how many open tasks these have."""
+        [(sessions, tasks)] = self._db.all(
+            """SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
+                   AND t.status IN ('pending', 'processing'))), 0)
+               FROM batches b JOIN jobs j ON j.id = b.job_id
+               WHERE b.client = ? AND j.status <> 'done'""",
+            (client,),
+        )
+        return int(sessions), int(tasks)
+
+    def domains_of_client(self, client: str) -> set[str]:
+        """The domains that sessions of a client have asked for."""
+        return set(
+            self._db.column(
+                """SELECT DISTINCT t.domain FROM batches b JOIN tasks t ON t.job_id = b.job_id
+                   WHERE b.client = ?""",
+                (client,),
+            )
+        )
+
+    def keep_key(self, client: str, key: str, job: Job, body: str) -> bool:
+        """Note the key of a call within its commit; False if it came with another body before."""
+        db = self._durable
+        db.execute(
+            """INSERT INTO batch_keys (client, key, job_id, body) VALUES (?, ?, ?, ?)
+               ON CONFLICT DO NOTHING""",
+            (client, key, job.id, body),
+        )
+        kept = db.value("SELECT body FROM batch_keys WHERE client = ? AND key = ?", (client, key))
+        return bool(kept == body)
+
+    def _sessions(self, condition: str, *values: str | int) -> list[Batch]:
         columns = ", ".join(f"j.{name.strip()}" for name in JOB_COLUMNS.split(","))
         rows = self._db.all(
             f"""SELECT b.client, b.session_id, b.options, {columns}
