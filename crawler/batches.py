@@ -173,7 +173,7 @@ class BatchReader:
         urls = {
             row.task: result["metadata"]["final_url"]
             for row, result in zip(asked, results, strict=True)
-            if row.task is not None and result["status"] == SUCCESS
+            if row.task is not None and result["status"] == SUCCESS and "metadata" in result
         }
         problems: dict[int, str] = {}
 
