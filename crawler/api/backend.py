@@ -188,7 +188,11 @@ class LedgerBackend:
     ) -> list[dict[str, Any]]:
         """The results of these URLs, in their order; none if the session has gone."""
         batch = self.lpm.batches.find(client, session_id)
-        return BatchReader(self.lpm, batch).results(asked) if batch else []
+        return self.reader(batch).results(asked) if batch else []
+
+    def reader(self, batch: Batch) -> BatchReader:
+        """What reads the results of a session."""
+        return BatchReader(self.lpm, batch, self._converter)
 
     def progress(self, client: str, session_id: str) -> SessionState | None:
         """How far a session is."""
@@ -204,7 +208,7 @@ class LedgerBackend:
         if batch is None:
             return None
         rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
-        reader = BatchReader(lpm, batch, self._converter)
+        reader = self.reader(batch)
         if rejected:
             chosen = rejected[:limit]
             found = reader.results([row for _, row in chosen])

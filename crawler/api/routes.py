@@ -22,7 +22,7 @@ from crawler.api.errors import ApiError, Json
 from crawler.api.intake import Accepted, NewCall
 from crawler.api.service import Service, service_of
 from crawler.api.tokens import Client
-from crawler.batches import BatchReader, Statistics, statistics
+from crawler.batches import Statistics, statistics
 from crawler.db.batches import Asked, Batch
 from crawler.errors import UrlError, UsageError
 from crawler.models import Job, JobStatus
@@ -335,7 +335,7 @@ def result(request: Request, task_id: TaskId, client: CurrentClient) -> Response
     """Give the result of a task, or how it stands."""
     service = service_of(request)
     task, owner = _task(service, client, task_id)
-    return Json(BatchReader(service.backend.lpm, owner).of_tasks([task])[0])
+    return Json(service.backend.reader(owner).of_tasks([task])[0])
 
 
 @router.get(
