@@ -108,6 +108,11 @@ class LedgerBackend:
         self._thread.join()
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether nobody should wait for results any more."""
+        return self._stopping.is_set()
+
+    @property
     def lpm(self) -> LocalPersistenceManager:
         """The store, for this thread."""
         if not hasattr(self._local, "lpm"):
