@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from crawler.batches import (
     BatchOptions,
     BatchReader,
     Statistics,
+    shown,
     statistics,
     submit,
 )
@@ -31,6 +33,7 @@ from crawler.direct import DirectProcess
 from crawler.errors import ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
+from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ GIVE_UP_S = 60.0
 """How long to wait while nothing can go on: no worker runs, or the session is paused."""
 LOOK_INTERVAL_S = 2.0
 """How often to search for what keeps all pages from going on."""
+RESULTS_PER_READ = 100
+"""Results that are read, and their pages converted, before a cancelled call ends."""
 
 Progress = Callable[[int, int], Any]
 Result = dict[str, Any]
@@ -75,6 +80,8 @@ class CrawlCoordinator:
         settings = config.load()
         folder = Path(data_dir) if data_dir else settings.data_dir
         self._settings = msgspec.structs.replace(settings, data_dir=folder)
+        self._converter = PageFormats()
+        weakref.finalize(self, self._converter.close)
 
     async def crawl_many(
         self,
@@ -98,7 +105,10 @@ class CrawlCoordinator:
                     told = on_progress(done, len(crawl.asked))
                     if inspect.isawaitable(told):
                         await told
-            results: list[Result] = await crawl.call(crawl.results, crawl.asked)
+            results: list[Result] = []
+            for begin in range(0, len(crawl.asked), RESULTS_PER_READ):
+                rows = crawl.asked[begin : begin + RESULTS_PER_READ]
+                results += await crawl.call(crawl.results, rows)
         self.statistics = statistics(results, time.monotonic() - began)
         return results
 
@@ -149,7 +159,7 @@ class CrawlCoordinator:
         """A crawl that has begun. If it is left before its end, the session is cancelled."""
         given = checked(_as_list(urls), list[str], "urls")
         how = checked(options or {}, BatchOptions, "options")
-        crawl = _Crawl(self._settings, not self.distributed, timeout_s)
+        crawl = _Crawl(self._settings, self._converter, not self.distributed, timeout_s)
         try:
             await crawl.call(crawl.begin, self.session_id, given, how)
             yield crawl
@@ -167,8 +177,14 @@ class CrawlCoordinator:
 class _Crawl:
     """One call, on a thread of its own: the ledger's connections are for one thread at a time."""
 
-    def __init__(self, settings: Settings, direct: bool, timeout_s: float | None) -> None:
-        self._settings, self._direct = settings, direct
+    def __init__(
+        self,
+        settings: Settings,
+        converter: PageFormats,
+        direct: bool,
+        timeout_s: float | None,
+    ) -> None:
+        self._settings, self._converter, self._direct = settings, converter, direct
         self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self.executor = ThreadPoolExecutor(1, "crawl")
         self._lpm = LocalPersistenceManager(settings.data_dir)
@@ -201,7 +217,8 @@ class _Crawl:
         submitted = submit(self._settings, session_id, urls, options, direct=self._direct)
         lpm, job = self._lpm, submitted.job
         self.asked = lpm.batches.asked(job, submitted.number)
-        self._reader = BatchReader(lpm, Batch(job, "", session_id, {"formats": options.formats}))
+        batch = Batch(job, "", session_id, shown(options))
+        self._reader = BatchReader(lpm, batch, self._converter)
         for row in self.asked:
             if row.task is None:
                 self._invalid.append(row)

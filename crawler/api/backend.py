@@ -14,6 +14,7 @@ from crawler.db.batches import Batch
 from crawler.direct import DirectProcess
 from crawler.errors import CrawlerError
 from crawler.lpm import LocalPersistenceManager
+from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class LedgerBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._converter = PageFormats()
         self._local = threading.local()
         self._changed = threading.Condition()
         self._version = 0
@@ -106,6 +108,7 @@ class LedgerBackend:
         """End the processes; the ledger keeps what they have not done."""
         self._stopping.set()
         self._thread.join()
+        self._converter.close()
 
     @property
     def is_stopping(self) -> bool:
@@ -154,7 +157,7 @@ class LedgerBackend:
         if batch is None:
             return None
         rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
-        reader = BatchReader(lpm, batch)
+        reader = BatchReader(lpm, batch, self._converter)
         if rejected:
             chosen = rejected[:limit]
             found = reader.results([row for _, row in chosen])
