@@ -157,7 +157,7 @@ class LedgerBackend:
         if batch is None:
             return None
         rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
-        reader = BatchReader(lpm, batch, self._converter)
+        reader = self.reader(batch)
         if rejected:
             chosen = rejected[:limit]
             found = reader.results([row for _, row in chosen])
@@ -167,6 +167,10 @@ class LedgerBackend:
         found = reader.of_tasks([task for _, task in ends.tasks])
         numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
         return ResultsPage(numbered, ends.cursor, ends.is_last, ends.is_complete)
+
+    def reader(self, batch: Batch) -> BatchReader:
+        """Reads the results of a session, for this thread."""
+        return BatchReader(self.lpm, batch, self._converter)
 
     def cancel(self, client: str, session_id: str) -> SessionState | None:
         """Cancel a session."""

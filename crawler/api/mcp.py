@@ -9,13 +9,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from crawler import __version__
 from crawler.api.backend import LedgerBackend
-from crawler.api.mcp_tools import INSTRUCTIONS, TOOLS, Tool, Tools
+from crawler.api.mcp_tools import INSTRUCTIONS, TOOLS, Caller, Tool, Tools
 from crawler.arguments import checked
 from crawler.config import Settings
 from crawler.errors import CrawlerError, StoreError, UsageError
@@ -46,8 +47,8 @@ MAX_BODY = 10_000_000
 Context = ServerRequestContext[Any, Any]
 
 
-def make_server(tools: Tools, client_of: Callable[[Context], str]) -> Server[Any]:
-    """Return the protocol's side of the tools; `client_of` finds the client of a request."""
+def make_server(tools: Tools, caller_of: Callable[[Context], Caller]) -> Server[Any]:
+    """Return the protocol's side of the tools; `caller_of` finds out who calls."""
     by_name = {tool.name: tool for tool in TOOLS}
     listed = types.ListToolsResult(tools=[_described(tool) for tool in TOOLS])
     schemas = {tool.name: tool.input_schema for tool in listed.tools}
@@ -64,7 +65,7 @@ def make_server(tools: Tools, client_of: Callable[[Context], str]) -> Server[Any
         if tool is None:
             known = f"there are {', '.join(by_name)}"
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:100]!r}; {known}")
-        return await _called(tools, tool, client_of(context), params.arguments or {})
+        return await _called(tools, tool, caller_of(context), params.arguments or {})
 
     return Server(
         "crawler",
@@ -78,11 +79,11 @@ def make_server(tools: Tools, client_of: Callable[[Context], str]) -> Server[Any
 
 
 async def _called(
-    tools: Tools, tool: Tool, client: str, given: dict[str, Any]
+    tools: Tools, tool: Tool, caller: Caller, given: dict[str, Any]
 ) -> types.CallToolResult:
     """Run a tool. What goes wrong is an answer that a model can read and act on."""
     try:
-        answer = await tool.run(tools, client, checked(given, tool.arguments, "arguments"))
+        answer = await tool.run(tools, caller, checked(given, tool.arguments, "arguments"))
     except StoreError as error:
         log.error("the store cannot be used: %s", error)  # noqa: TRY400 - the message says it all
         return _failure(f"{tool.name}: the store cannot be used; {IN_LOG}")
@@ -135,9 +136,10 @@ def serve_stdio(settings: Settings) -> None:
     """Serve one client over stdin and stdout, until stdin ends; leave no process behind."""
     backend = LedgerBackend(settings)
     tools = Tools(settings, backend)
+    caller = Caller("", partial(backend.submit, ""))
     backend.start()
     try:
-        asyncio.run(_serve_stdio(backend, make_server(tools, lambda context: "")))
+        asyncio.run(_serve_stdio(backend, make_server(tools, lambda context: caller)))
     except* BrokenPipeError:
         pass  # the client is gone
     finally:
@@ -169,11 +171,11 @@ class HttpTransport:
     """
 
     def __init__(
-        self, settings: Settings, backend: LedgerBackend, client_of: Callable[[Any], str]
+        self, settings: Settings, backend: LedgerBackend, caller_of: Callable[[Any], Caller]
     ) -> None:
-        """`client_of` finds the client of a Starlette request."""
+        """`caller_of` finds out who has sent a Starlette request."""
         self._tools = Tools(settings, backend)
-        server = make_server(self._tools, lambda context: client_of(context.request))
+        server = make_server(self._tools, lambda context: caller_of(context.request))
         self._manager = StreamableHTTPSessionManager(
             server, stateless=True, max_request_body_size=MAX_BODY
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from crawler.api.auth import current_client
 from crawler.api.backend import LedgerBackend
+from crawler.api.mcp_tools import Caller
 from crawler.config import Settings
 from crawler.errors import UsageError
 
@@ -23,6 +25,7 @@ class McpRoute:
     """Serves MCP to the clients of the API; without the extra, it says what to install."""
 
     def __init__(self, settings: Settings, backend: LedgerBackend) -> None:
+        self._backend = backend
         self._transport: HttpTransport | None = None
         self._missing = ""
         try:
@@ -30,7 +33,7 @@ class McpRoute:
         except UsageError as error:
             self._missing = str(error)
         else:
-            self._transport = mcp.HttpTransport(settings, backend, _name_of)
+            self._transport = mcp.HttpTransport(settings, backend, self._caller_of)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -43,11 +46,11 @@ class McpRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse those who may not ask, and serve the others."""
-        _name_of(HTTPConnection(scope))
+        current_client(HTTPConnection(scope))
         if self._transport is None:
             raise HTTPException(501, self._missing)
         await self._transport(scope, receive, send)
 
-
-def _name_of(connection: HTTPConnection) -> str:
-    return current_client(connection).name
+    def _caller_of(self, request: HTTPConnection) -> Caller:
+        name = current_client(request).name
+        return Caller(name, partial(self._backend.submit, name))

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from crawler import times, urls
-from crawler.api.backend import LedgerBackend
+from crawler.api.backend import LedgerBackend, SessionState
 from crawler.api.mcp_schemas import (
     Accepted,
     Arguments,
@@ -37,7 +37,7 @@ from crawler.api.mcp_schemas import (
     WhyAnswer,
     WhyArguments,
 )
-from crawler.batches import PENDING, BatchOptions, BatchReader, Format
+from crawler.batches import PENDING, BatchOptions, Format, shown
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.batches import DIRECT, Batch
@@ -47,6 +47,7 @@ from crawler.history import TaskHistory, step_text, timeline
 from crawler.logs import counted, printable, shortened
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus
+from crawler.page_formats import ERRORS, KEYS
 from crawler.waits import WaitFinder
 
 T = TypeVar("T")
@@ -78,9 +79,16 @@ shows how far they are. `search_results` finds records that were collected, `rea
 stored page in pieces, and `why` tells what happened to a URL.
 {NOTICE}"""
 
-_KEYS = {"markdown": "markdown", "text": "content", "html": "html", "links": "links"}
-"""Where a result has each format; its record is `data`."""
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/xhtml+xml")
+
+
+class Caller(NamedTuple):
+    """Who calls a tool, and how that caller's URLs are accepted."""
+
+    client: str
+    """Whose sessions are seen. A program on this machine has no name, and sees the whole ledger."""
+    submit: Callable[[str, Sequence[str], BatchOptions, bool], SessionState]
+    """Stores URLs: session, URLs, options, and whether workers fetch them; see `Backend`."""
 
 
 class Tool(NamedTuple):
@@ -91,15 +99,12 @@ class Tool(NamedTuple):
     description: str
     arguments: type[Arguments]
     answer: type[msgspec.Struct]
-    run: Callable[["Tools", str, Any], Awaitable[msgspec.Struct]]
+    run: Callable[["Tools", Caller, Any], Awaitable[msgspec.Struct]]
     reads_only: bool
 
 
 class Tools:
-    """The tools, each of which gets the name of the client whose sessions it may see.
-
-    A client without a name is a program on this machine and sees the whole ledger.
-    """
+    """The tools; each gets its caller, and its arguments."""
 
     def __init__(self, settings: Settings, backend: LedgerBackend) -> None:
         self._settings, self._backend = settings, backend
@@ -115,44 +120,44 @@ class Tools:
 
     # scrape and batch
 
-    async def scrape(self, client: str, args: ScrapeArguments) -> Scraped:
+    async def scrape(self, caller: Caller, args: ScrapeArguments) -> Scraped:
         """Fetch a URL, and wait for it."""
         session_id, end = _new_session(), time.monotonic() + args.timeout_s
-        await self._call(self._submit, client, session_id, [args.url], args.formats, "urgent")
+        await self._call(self._submit, caller, session_id, [args.url], args.formats, "urgent")
         seen = -1
         while True:
             # A version that is read before the ledger is: a change in between is seen next time.
             version = self._backend.wait_for_change(seen, 0)
             if version != seen:
                 seen = version
-                result = await self._call(self._first_result, client, session_id)
+                result = await self._call(self._first_result, caller.client, session_id)
                 if result["status"] != PENDING:
                     return _scraped(result, args.formats)
             if self._backend.is_stopping or time.monotonic() >= end:
-                waits = await self._call(self._waits_of, client, session_id)
+                waits = await self._call(self._waits_of, caller.client, session_id)
                 return _not_yet(result, args.timeout_s, waits)
             await asyncio.sleep(POLL_S)
 
-    async def batch(self, client: str, args: BatchArguments) -> Accepted:
+    async def batch(self, caller: Caller, args: BatchArguments) -> Accepted:
         """Accept URLs, and return at once."""
         session_id = args.session_id or _new_session()
         return await self._call(
-            self._submit, client, session_id, args.urls, args.formats, "default"
+            self._submit, caller, session_id, args.urls, args.formats, "default"
         )
 
     def _submit(
         self,
-        client: str,
+        caller: Caller,
         session_id: str,
         given: Sequence[str],
         formats: Sequence[Format],
         queue: Literal["urgent", "default"],
     ) -> Accepted:
         """Store URLs for the workers of a running stack, or else for a process of their own."""
-        shown: tuple[Format, ...] = ("record", *(each for each in formats if each != "record"))
-        options = BatchOptions(formats=shown, queue=queue)
+        asked: tuple[Format, ...] = ("record", *(each for each in formats if each != "record"))
+        options = BatchOptions(formats=asked, queue=queue)
         has_workers = bool(owners.workers(self._backend.lpm.owners))
-        state = self._backend.submit(client, session_id, given, options, has_workers)
+        state = caller.submit(session_id, given, options, has_workers)
         return Accepted(
             session_id=session_id,
             status=state.status,
@@ -166,7 +171,7 @@ class Tools:
     def _first_result(self, client: str, session_id: str) -> dict[str, Any]:
         lpm = self._backend.lpm
         batch = self._batch(lpm, client, session_id)
-        return self._reader(lpm, batch).results(lpm.batches.asked(batch.job, 0))[0]
+        return self._backend.reader(batch).results(lpm.batches.asked(batch.job, 0))[0]
 
     def _batch(self, lpm: LocalPersistenceManager, client: str, session_id: str) -> Batch:
         batch = lpm.batches.find(client, session_id)
@@ -175,14 +180,11 @@ class Tools:
             raise UsageError(f"there is no session {printable(session_id)!r}; {known}")
         return batch
 
-    def _reader(self, lpm: LocalPersistenceManager, batch: Batch) -> BatchReader:
-        return BatchReader(lpm, batch)
-
     # job_status
 
-    async def job_status(self, client: str, args: StatusArguments) -> Status:
+    async def job_status(self, caller: Caller, args: StatusArguments) -> Status:
         """Tell how far a session is, and what it waits for."""
-        return await self._call(self._status, client, args.session_id)
+        return await self._call(self._status, caller.client, args.session_id)
 
     def _status(self, client: str, session_id: str) -> Status:
         lpm = self._backend.lpm
@@ -230,9 +232,9 @@ class Tools:
 
     # search_results
 
-    async def search_results(self, client: str, args: SearchArguments) -> SearchAnswer:
+    async def search_results(self, caller: Caller, args: SearchArguments) -> SearchAnswer:
         """Find results by words of their record or URL."""
-        return await self._call(self._search, client, args)
+        return await self._call(self._search, caller.client, args)
 
     def _search(self, client: str, args: SearchArguments) -> SearchAnswer:
         lpm, words = self._backend.lpm, args.query.casefold().split()
@@ -269,9 +271,9 @@ class Tools:
 
     # read_page
 
-    async def read_page(self, client: str, args: ReadArguments) -> Piece:
+    async def read_page(self, caller: Caller, args: ReadArguments) -> Piece:
         """Give a piece of a stored page."""
-        return await self._call(self._read, client, args)
+        return await self._call(self._read, caller.client, args)
 
     def _read(self, client: str, args: ReadArguments) -> Piece:
         if (args.url is None) == (args.task_id is None):
@@ -313,10 +315,11 @@ class Tools:
                 raise UsageError(f"there is no record: {_why_none(about)}")
             return msgspec.json.format(msgspec.json.encode(about["data"]), indent=1).decode()
         if "data" in about:
-            batch = Batch(_JOB, "", "", {"formats": (form,)})
-            [result] = self._reader(lpm, batch).of_tasks([task])
-            if (shown := result.get(_KEYS[form])) is not None:
-                return shown if isinstance(shown, str) else "\n".join(map(str, shown))
+            batch = Batch(_JOB, "", "", shown(BatchOptions(formats=(form,))))
+            [result] = self._backend.reader(batch).of_tasks([task])
+            if (text := result.get(KEYS[form])) is not None:
+                return text if isinstance(text, str) else "\n".join(text)
+            raise UsageError(f"there is no {form} of this page: {_problem(result, form)}")
         if form == "html":
             return _stored_html(lpm, task, about)
         other = "format html gives the page as it came, if it was stored"
@@ -324,9 +327,9 @@ class Tools:
 
     # why
 
-    async def why(self, client: str, args: WhyArguments) -> WhyAnswer:
+    async def why(self, caller: Caller, args: WhyArguments) -> WhyAnswer:
         """Tell what happened to a URL."""
-        return await self._call(self._why, client, args.url)
+        return await self._call(self._why, caller.client, args.url)
 
     def _why(self, client: str, name: str) -> WhyAnswer:
         lpm = self._backend.lpm
@@ -426,21 +429,26 @@ def _answer(result: dict[str, Any], page: Page | None, note: str) -> Scraped:
 def _page(result: dict[str, Any], formats: Sequence[Format]) -> tuple[Page, list[str]]:
     """The formats of a result that were asked for, cut to what fits; and what was left out."""
     asked = ["record", *dict.fromkeys(each for each in formats if each != "record")]
-    most, shown, notes = MAX_CHARS // len(asked), {}, []
+    most, fitting, notes = MAX_CHARS // len(asked), {}, []
     for form in asked:
-        value = result["data"] if form == "record" else result.get(_KEYS[form])
+        value = result["data"] if form == "record" else result.get(KEYS[form])
         if value is None:
-            notes.append(f"There is no {form} of this page.")
+            notes.append(f"There is no {form} of this page: {_problem(result, form)}.")
             continue
         kept, size = _fitting(value, most)
-        if kept:
-            shown[form] = kept
+        if kept is not None:
+            fitting[form] = kept
         if kept != value:
             offset = len(kept) if isinstance(kept, str) else 0
             rest = f"read_page with task_id={result['task_id']!r}, format={form!r}"
             notes.append(f"The {form} has {size:,} characters and was cut: {rest}, offset={offset}")
     title = result.get("title")
-    return Page(title=title and shortened(title, MAX_ERROR), **shown), notes
+    return Page(title=title and shortened(title, MAX_ERROR), **fitting), notes
+
+
+def _problem(result: dict[str, Any], form: str) -> str:
+    """Why a result has no such format."""
+    return shortened(result.get(ERRORS, {}).get(form, "its content has none"), MAX_ERROR)
 
 
 def _fitting(value: Any, most: int) -> tuple[Any, int]:
@@ -498,9 +506,7 @@ def _search_answer(matches: list[Match], searched: int, next_before: int | None)
 
 
 def _why_none(about: dict[str, Any]) -> str:
-    """Why a task has no result, or its result no such format."""
-    if "data" in about:
-        return "its content has none"
+    """Why a task has no result."""
     reason = f" ({about['error_type']})" if about["error_type"] else ""
     return f"its task is {about['status']}{reason}"
 
