@@ -32,7 +32,7 @@ try:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.shared.exceptions import MCPError
 except ModuleNotFoundError as error:
-    if error.name not in ("mcp", "mcp_types"):
+    if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
         raise
     raise UsageError(
         "MCP needs the package mcp, which is not installed: pip install 'crawler[mcp]'"
