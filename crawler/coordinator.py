@@ -9,7 +9,7 @@ import secrets
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ GIVE_UP_S = 60.0
 LOOK_INTERVAL_S = 2.0
 """How often to search for what keeps all pages from going on."""
 RESULTS_PER_READ = 100
-"""Results that are read, and their pages converted, before a cancelled call ends."""
+"""Results that are read, and their pages converted, at a time. A cancelled call ends after them."""
 
 Progress = Callable[[int, int], Any]
 Result = dict[str, Any]
@@ -106,8 +106,7 @@ class CrawlCoordinator:
                     if inspect.isawaitable(told):
                         await told
             results: list[Result] = []
-            for begin in range(0, len(crawl.asked), RESULTS_PER_READ):
-                rows = crawl.asked[begin : begin + RESULTS_PER_READ]
+            for rows in _parts(crawl.asked):
                 results += await crawl.call(crawl.results, rows)
         self.statistics = statistics(results, time.monotonic() - began)
         return results
@@ -137,9 +136,10 @@ class CrawlCoordinator:
         began, given = time.monotonic(), []
         async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
-                for result in await crawl.call(crawl.step_results):
-                    given.append(_brief(result))
-                    yield result
+                for rows in _parts(await crawl.call(crawl.step_to_stream)):
+                    for result in await crawl.call(crawl.results, rows):
+                        given.append(_brief(result))
+                        yield result
         self.statistics = statistics(given, time.monotonic() - began)
 
     async def cancel(self) -> None:
@@ -252,10 +252,10 @@ class _Crawl:
             self.is_over = True
         return ended
 
-    def step_results(self) -> list[Result]:
-        """The same with their results; in the end also of those that have not ended."""
+    def step_to_stream(self) -> list[Asked]:
+        """The same; in the end also those that have not ended."""
         ended = self.step()
-        return self.results(ended + self.left if self.is_over else ended)
+        return ended + self.left if self.is_over else ended
 
     def _is_hopeless(self, now: float) -> bool:
         """Whether there is no time left, or nothing goes on."""
@@ -345,6 +345,11 @@ def publish(settings: Settings, lpm: LocalPersistenceManager) -> bool:
         log.warning("Redis does not answer (%s): the tasks wait in the ledger", error)
         return False
     return True
+
+
+def _parts(rows: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    for begin in range(0, len(rows), RESULTS_PER_READ):
+        yield rows[begin : begin + RESULTS_PER_READ]
 
 
 def _is_in_loop() -> bool:

@@ -260,6 +260,7 @@ def serve(connection: Connection, cpu_s: int) -> None:
     """Convert pages until the connection closes."""
     decode = msgspec.msgpack.Decoder(PageToConvert).decode
     encode = msgspec.msgpack.encode
+    connection.send_bytes(b"ready")
     while True:
         page = decode(connection.recv_bytes())
         formats = StoredPageFormats(page, cpu_s)

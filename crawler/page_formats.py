@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -32,7 +32,7 @@ NO_MEMORY = 3
 MAX_STRIKES = 2
 """Processes that a format of a page may end. The first may have been killed from outside."""
 MAX_PROCESSES = 4
-STOP_S = 5.0
+START_S, STOP_S = 60.0, 5.0
 _MARKDOWN_PACKAGES = ("html_to_markdown", "trafilatura")
 _encode = msgspec.msgpack.encode
 
@@ -128,8 +128,7 @@ class PageFormats:
 
     def _submit(self, page: PageToConvert) -> Future[dict[str, Any]]:
         with self._lock:
-            if self._is_closed:
-                raise _closed()
+            self._check_open()
             return self._threads.submit(self._convert, page)
 
     def _convert(self, page: PageToConvert) -> dict[str, Any]:
@@ -156,15 +155,22 @@ class PageFormats:
     def _take(self, fresh: bool) -> "_Process":
         """Return a process: an idle one, or a `fresh` one, which nothing has damaged or killed."""
         with self._lock:
+            self._check_open()
             if self._idle and not fresh:
                 return self._idle.pop()
         process = _Process(self._limits)
-        with self._lock:
-            if not self._is_closed:
+        try:
+            with self._lock:
+                self._check_open()
                 self._processes.add(process)
-                return process
-        process.stop()
-        raise _closed()
+        except ServiceError:  # it was closed meanwhile
+            process.stop()
+            raise
+        return process
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ServiceError("no page is converted any more: the program is ending")
 
     def _give_back(self, process: "_Process") -> None:
         with self._lock:
@@ -177,10 +183,6 @@ class PageFormats:
         process.stop()
         with self._lock:
             self._processes.discard(process)
-
-
-def _closed() -> ServiceError:
-    return ServiceError("no page is converted any more: the program is ending")
 
 
 class _End(NamedTuple):
@@ -196,7 +198,7 @@ class _Process:
 
     def __init__(self, limits: ConversionLimits) -> None:
         self._limits = limits
-        self._is_late = False
+        self._is_ready = self._is_late = False
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "crawler.page_converter"]
@@ -225,23 +227,34 @@ class _Process:
     ) -> _End | None:
         """Move formats from what is `left` to the answer; returns how the process ended, if it
         did."""
-        timer = threading.Timer(self._limits.wall_s, self._give_up)
+        try:
+            if not self._is_ready:
+                with self._limited(START_S):
+                    self._connection.recv_bytes()
+                self._is_ready = True
+            with self._limited(self._limits.wall_s):
+                self._connection.send_bytes(_encode(page))
+                while left:
+                    made = _decode_answer(self._connection.recv_bytes())
+                    name = left.popleft()
+                    if made.value is not None:
+                        answer[KEYS[name]] = made.value
+                    if made.problem:
+                        problems[name] = made.problem
+        except (EOFError, OSError):
+            return self._end()
+        return None
+
+    @contextlib.contextmanager
+    def _limited(self, seconds: float) -> Iterator[None]:
+        """Kill the process if what is inside takes longer; it may wait for it, also to send."""
+        timer = threading.Timer(seconds, self._give_up)
         timer.daemon = True
         timer.start()
         try:
-            self._connection.send_bytes(_encode(page))
-            while left:
-                made = _decode_answer(self._connection.recv_bytes())
-                name = left.popleft()
-                if made.value is not None:
-                    answer[KEYS[name]] = made.value
-                if made.problem:
-                    problems[name] = made.problem
-        except (EOFError, OSError):
-            return self._end()
+            yield
         finally:
             timer.cancel()
-        return None
 
     def _give_up(self) -> None:
         self._is_late = True
