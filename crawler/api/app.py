@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from crawler import __version__
 from crawler.api import errors, routes, streams
 from crawler.api.auth import TokenAuth
 from crawler.api.backend import LedgerBackend
 from crawler.api.limits import Guard
+from crawler.api.mcp_route import PATH, McpRoute
 from crawler.api.service import Service
 from crawler.api.tokens import Tokens
 from crawler.config import Settings
@@ -25,13 +27,15 @@ def create_app(settings: Settings, is_local: bool = True) -> FastAPI:
     backend = LedgerBackend(settings)
     service = Service(settings, backend)
     auth = TokenAuth(Tokens(settings), is_local)
+    mcp = McpRoute(settings, backend)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.feed = streams.Feed(service)
         service.start()
         try:
-            yield
+            async with mcp.running():
+                yield
         finally:
             service.stop()
 
@@ -45,6 +49,7 @@ def create_app(settings: Settings, is_local: bool = True) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.router.routes.append(Route(PATH, mcp))
     app.state.settings = settings
     app.state.backend = backend
     app.state.service = service

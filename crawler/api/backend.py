@@ -130,6 +130,11 @@ class LedgerBackend:
         return self._thread.is_alive() and not self._stopping.is_set()
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether nobody should wait for results any more."""
+        return self._stopping.is_set()
+
+    @property
     def lpm(self) -> LocalPersistenceManager:
         """The store, for this thread."""
         if not hasattr(self._local, "lpm"):
@@ -218,6 +223,10 @@ class LedgerBackend:
         found = reader.of_tasks([task for _, task in ends.tasks])
         numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
         return ResultsPage(numbered, ends.cursor, ends.is_last, ends.is_complete)
+
+    def reader(self, batch: Batch) -> BatchReader:
+        """Reads the results of a session, for this thread."""
+        return BatchReader(self.lpm, batch, self._converter)
 
     def cancel(self, client: str, session_id: str) -> SessionState | None:
         """Cancel a session."""

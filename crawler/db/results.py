@@ -211,6 +211,27 @@ class Results(Part):
         ended = job is not None and status in (None, JobStatus.DONE)
         return Following(results, end, is_last, is_last and ended)
 
+    def older(
+        self, seq: int, size: int, jobs: Sequence[int] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Results with one of the `size` numbers before this one, the newest first.
+
+        Each with its number, id, URL, job, time and record as text; `jobs` leaves out all others.
+        """
+        theirs = "1"
+        values: tuple[Any, ...] = (seq - size, seq)
+        if jobs is not None:
+            theirs = f"""(t.job_id {LISTED} OR EXISTS (
+                SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id {LISTED}))"""
+            values = (*values, as_json(jobs), as_json(jobs))
+        return self._db.each(
+            f"""SELECT r.seq, t.task_id, t.url, (SELECT name FROM jobs WHERE jobs.id = t.job_id),
+                    r.scraped_at, r.record
+                FROM results r JOIN tasks t ON t.id = r.task
+                WHERE r.seq >= ? AND r.seq < ? AND {theirs} ORDER BY r.seq DESC""",
+            values,
+        )
+
     def newest(
         self, job: Job | None, limit: int, roles: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
