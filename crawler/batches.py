@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -33,6 +33,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How the pages of a session are fetched, and what results have of them."""
 
     formats: tuple[Format, ...] = ("record",)
+    only_main_content: bool = True
+    """Whether Markdown leaves out menus, footers and the like."""
     headers: dict[str, str] = {}
     """Sent with every request; stored in a file that only its owner can read."""
     rate: _SHORT | None = None
@@ -70,8 +72,12 @@ def submit(
     *,
     direct: bool,
     client: str = "",
+    note: Callable[[LocalPersistenceManager, Job], None] = lambda lpm, job: None,
 ) -> Submitted:
-    """Store URLs as tasks of a session, in one commit. The same call again changes nothing."""
+    """Store URLs as tasks of a session, in one commit. The same call again changes nothing.
+
+    `note` may store more in the same commit, also for a call that comes again.
+    """
     if len(given) > MAX_URLS:
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
     if options.rate is not None and (problem := config.bad_rate(options.rate)):
@@ -82,11 +88,11 @@ def submit(
     new = NewBatch(
         client=client,
         session_id=session_id,
-        checksum=hashlib.sha256(msgspec.json.encode(list(given))).hexdigest(),
+        checksum=checksum(given),
         direct=direct,
         queue=options.queue,
         options=JobOptions(rate=options.rate, ignore_robots=options.ignore_robots),
-        shown={"formats": options.formats},
+        shown=shown(options),
     )
     tasks, rejected, found = _rows(given, options.priority)
     with LocalPersistenceManager(settings.data_dir) as lpm:
@@ -101,7 +107,20 @@ def submit(
                     )
             secrets.save()
 
-        return Submitted(*lpm.batches.begin(new, tasks, rejected, lpm.now(), keep_secrets))
+        begun = lpm.batches.begin(
+            new, tasks, rejected, lpm.now(), keep_secrets, lambda job: note(lpm, job)
+        )
+        return Submitted(*begun)
+
+
+def checksum(given: Sequence[str]) -> str:
+    """Return what a call is known by: its URLs, in their order."""
+    return hashlib.sha256(msgspec.json.encode(list(given))).hexdigest()
+
+
+def shown(options: BatchOptions) -> dict[str, Any]:
+    """Return what a session keeps of its options for who reads its results."""
+    return {"formats": options.formats, "only_main_content": options.only_main_content}
 
 
 def _rows(

@@ -3,17 +3,18 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from crawler.batches import BatchOptions, BatchReader, submit
+from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
 from crawler.db.batches import Batch
 from crawler.direct import DirectProcess
 from crawler.errors import CrawlerError
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,9 @@ MAX_DIRECT = 4
 """Processes of batches without a stack that run at a time. Further batches wait."""
 POLL_S = 0.05
 """How often the one thread looks whether the ledger has changed."""
+
+Note = Callable[[LocalPersistenceManager, Job], None]
+"""Stores more in the commit of a batch."""
 
 
 class SessionState(msgspec.Struct, frozen=True):
@@ -126,14 +130,36 @@ class LedgerBackend:
         distributed: bool,
     ) -> SessionState:
         """Accept URLs; see `Backend`."""
-        submit(self._settings, session_id, urls, options, direct=not distributed, client=client)
+        self.accept(client, session_id, urls, options, distributed)
+        state = self.progress(client, session_id)
+        assert state is not None
+        return state
+
+    def accept(
+        self,
+        client: str,
+        session_id: str,
+        urls: Sequence[str],
+        options: BatchOptions,
+        distributed: bool,
+        note: Note = lambda lpm, job: None,
+    ) -> Submitted:
+        """The same; returns the call, and stores what `note` stores in its commit."""
+        submitted = submit(
+            self._settings, session_id, urls, options,
+            direct=not distributed, client=client, note=note,
+        )  # fmt: skip
         if distributed:
             from crawler.coordinator import publish
 
             publish(self._settings, self.lpm)
-        state = self.progress(client, session_id)
-        assert state is not None
-        return state
+        if not self.lpm.batches.open_tasks(submitted.job):
+            self.lpm.jobs.finalise(self.lpm.now())  # no URL of it can be fetched
+        return submitted
+
+    def results_of_tasks(self, batch: Batch, tasks: Sequence[int]) -> list[dict[str, Any]]:
+        """The results of tasks, shown as a batch is."""
+        return BatchReader(self.lpm, batch).of_tasks(tasks)
 
     def progress(self, client: str, session_id: str) -> SessionState | None:
         """How far a session is."""
