@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from crawler import __version__
+from crawler.api import firecrawl
 from crawler.api.auth import LocalOnly
 from crawler.api.backend import LedgerBackend
 from crawler.config import Settings
@@ -27,4 +28,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.backend = backend
     app.state.auth = LocalOnly()
+    app.include_router(firecrawl.router())
+    app.add_middleware(firecrawl.KeyAsSubprotocol)  # the last one: it comes before all others
     return app

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from crawler import crawls, sites
+from crawler import crawls, sites, urls
 from crawler.bulk import Secrets
 from crawler.config import Settings
 from crawler.db.batches import NewBatch
@@ -20,6 +20,9 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions
 from crawler.site_map import MapAnswer, MapRequest
 
+STOP_S = 5.0
+"""How long the process of a map may take to end."""
+
 
 def begin(
     settings: Settings,
@@ -29,17 +32,21 @@ def begin(
     options: JobOptions,
     scope: Mapping[str, Any],
     *,
+    delay_s: float,
     headers: Mapping[str, str],
     notes: Mapping[str, Any],
     direct: bool,
 ) -> Job:
     """Begin the crawl of a site as a session of a client. The same call again changes nothing.
 
-    `scope` has what `crawls.plan` takes. What comes over the network may not reach loopback.
+    `scope` has what `crawls.plan` takes. `delay_s` lies between requests to a domain, unless that
+    has a longer one. What comes over the network may not reach loopback.
     """
     session = Session(headers=tuple(headers.items()))
     check(session)
     known = sites.load(settings.config_dir, settings.rate)
+    if delay_s > known.rule(urls.parse(url).domain).interval_s:
+        options = msgspec.structs.replace(options, rate=f"{3600 / delay_s:.4f}/h")
     plan = crawls.without_loopback(crawls.plan(known, [url], options, **scope))
     new = NewBatch(
         client=client,
@@ -62,8 +69,8 @@ def begin(
         return lpm.batches.begin_crawl(new, plan.starts, size, lpm.now(), keep_secrets)
 
 
-async def list_urls(settings: Settings, asked: MapRequest, limit_s: float) -> MapAnswer:
-    """List the URLs of a site, in a process of its own; raises `TimeoutError`."""
+async def list_urls(settings: Settings, asked: MapRequest) -> MapAnswer:
+    """List the URLs of a site, in a process of its own, which ends with this call."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -76,16 +83,24 @@ async def list_urls(settings: Settings, asked: MapRequest, limit_s: float) -> Ma
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(limit_s):
-            # Its end of the pipe stays open: the process ends with this one.
-            process.stdin.write(msgspec.json.encode(asked) + b"\n")
-            await process.stdin.drain()
-            answer = await process.stdout.read()
+        # Its end of the pipe stays open: the process ends with this one.
+        process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        await process.stdin.drain()
+        answer = await process.stdout.read()
         return msgspec.json.decode(answer, type=MapAnswer)
     except (msgspec.DecodeError, ConnectionError):
         raise ServiceError(f"the process that lists the URLs of {asked.url} has died") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.stdin.close()
-        await process.wait()
+        await asyncio.shield(_end(process))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process in order, so that it leaves no files; after a while, at once."""
+    assert process.stdin is not None
+    process.stdin.close()  # it ends with it
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

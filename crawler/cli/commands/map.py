@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from crawler.site_map import Found
 
 
-
 @click.command()
 @click.argument("start", metavar="URL|SITE")
 @click.option(
