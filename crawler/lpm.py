@@ -212,8 +212,14 @@ class LocalPersistenceManager(Layout):
                     forget(domain, note.id)
             if notes:
                 self.pages.cut()
-            for job_id in self.batches.direct_jobs():
-                if not is_locked(self.direct_lock(job_id)):
+            left = [
+                job_id
+                for job_id in self.batches.direct_jobs()
+                if not is_locked(self.direct_lock(job_id))
+            ]
+            # Without a worker, they wait for a program that runs a process for each.
+            if left and owners.workers(self.owners):
+                for job_id in left:
                     self.batches.move(job_id, QUEUES[-1])
         return freed
 

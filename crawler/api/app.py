@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from crawler import __version__
-from crawler.api import errors, routes, streams
+from crawler.api import errors, firecrawl, routes, streams
 from crawler.api.auth import TokenAuth
 from crawler.api.backend import LedgerBackend
 from crawler.api.limits import Guard
@@ -57,6 +57,8 @@ def create_app(settings: Settings, is_local: bool = True) -> FastAPI:
     app.include_router(routes.router)
     app.include_router(routes.monitors)
     app.include_router(streams.websockets)
+    app.include_router(firecrawl.router())
     errors.install(app)
     app.add_middleware(Guard, auth=auth)
+    app.add_middleware(firecrawl.KeyAsSubprotocol)  # the last one: it comes before all others
     return app

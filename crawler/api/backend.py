@@ -199,6 +199,10 @@ class LedgerBackend:
         """What reads the results of a session."""
         return BatchReader(self.lpm, batch, self._converter)
 
+    def results_of_tasks(self, batch: Batch, tasks: Sequence[int]) -> list[dict[str, Any]]:
+        """The results of tasks, shown as a batch is."""
+        return self.reader(batch).of_tasks(tasks)
+
     def progress(self, client: str, session_id: str) -> SessionState | None:
         """How far a session is."""
         batch = self.lpm.batches.find(client, session_id)
@@ -223,10 +227,6 @@ class LedgerBackend:
         found = reader.of_tasks([task for _, task in ends.tasks])
         numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
         return ResultsPage(numbered, ends.cursor, ends.is_last, ends.is_complete)
-
-    def reader(self, batch: Batch) -> BatchReader:
-        """Reads the results of a session, for this thread."""
-        return BatchReader(self.lpm, batch, self._converter)
 
     def cancel(self, client: str, session_id: str) -> SessionState | None:
         """Cancel a session."""

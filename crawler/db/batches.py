@@ -1,7 +1,7 @@
 """Batches: the URLs of a session, as tasks of their own, and their ends in the order of commits."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from crawler.db.connection import Database, reading, writing
 from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
+from crawler.db.links import Start, add_starts
 from crawler.db.store import LISTED, Part, as_json, row_crc32
 from crawler.db.tasks import storable
 from crawler.errors import UsageError
@@ -23,6 +24,14 @@ MAX_EVENTS_PER_READ = 5000
 _ENDED = "('completed', 'failed', 'skipped', 'expired')"
 _ENDS = "('completed', 'failed', 'skipped', 'expired', 'poison')"
 """What the timeline calls the end of a task."""
+_NO_PAGE = """(role = 'sitemap' OR method = 'LINKS'
+    OR (status = 'skipped' AND error_type = 'redirected')) IS TRUE"""
+"""Whether a task of a crawl stands for no page of its own."""
+_FAILED = f"""status IN ('failed', 'expired') OR (status = 'skipped' AND NOT {_NO_PAGE}
+    AND error_type <> 'cancelled' AND (role IS NULL OR role = 'start'
+        OR error_type NOT IN ('out_of_scope', 'login_page', 'login_wall')))"""
+"""Whether a task should have brought a page and did not. Links of a crawl may lead to where it may
+not go."""
 _ROWS = """
     SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
     FROM tasks WHERE job_id = ?1 AND file_number = ?2
@@ -98,6 +107,16 @@ class TaskOutcome(NamedTuple):
     """The process that ended it."""
 
 
+class Failure(NamedTuple):
+    """A page of a session that was not collected, and why."""
+
+    task_id: str
+    url: str
+    reason: str | None
+    message: str | None
+    completed_at: float | None
+
+
 class Ends(NamedTuple):
     """Tasks of a batch that have ended, in the order of their commits."""
 
@@ -153,6 +172,46 @@ class Batches(Part):
                 number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
                 self._add(job, number, batch.checksum, tasks, rejected, now)
             return _job(db, id_), number
+
+    def begin_crawl(
+        self,
+        batch: NewBatch,
+        starts: Iterable[Start],
+        batch_size: int,
+        now: float,
+        prepare: Callable[[Job], None] = lambda job: None,
+    ) -> Job:
+        """Store the starts of a crawl as a session. A call that comes again finds its job."""
+        db = self._durable
+        with writing(db):
+            id_ = self._id_of(batch)
+            if id_ is not None:
+                return _job(db, id_)
+            id_ = self._new_job(batch, now)
+            queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
+            db.execute(
+                "UPDATE jobs SET source = 'crawl', queue = ?, batch_size = ? WHERE id = ?",
+                (queue, batch_size, id_),
+            )
+            job = _job(db, id_)
+            prepare(job)
+            add_starts(db, job, starts, now)
+        return job
+
+    def keep_notes(self, job: Job, notes: Mapping[str, Any]) -> None:
+        """Keep more with a session, within the commit of its call. What it has stays."""
+        self._durable.execute(
+            "UPDATE batches SET options = json_patch(?, options) WHERE job_id = ?",
+            (as_json(notes), job.id),
+        )
+
+    def keep_until(self, batch: Batch, until: float) -> None:
+        """Note until when a client that was told to come again may come."""
+        with writing(self._durable):
+            self._durable.execute(
+                "UPDATE batches SET options = json_set(options, '$.until', ?) WHERE job_id = ?",
+                (until, batch.job.id),
+            )
 
     def _add(
         self,
@@ -339,6 +398,51 @@ class Batches(Part):
         )
         kept = db.value("SELECT body FROM batch_keys WHERE client = ? AND key = ?", (client, key))
         return bool(kept == body)
+
+    def open_sessions(self, client: str) -> list[Batch]:
+        """The sessions of a client that have not ended, the oldest first."""
+        return self._sessions("b.client = ? AND j.status <> 'done'", client)
+
+    def newest(self, client: str, prefix: str) -> Batch | None:
+        """The session of a client whose id begins so and is the last in alphabetical order."""
+        last = self._db.value(
+            "SELECT max(session_id) FROM batches WHERE client = ? AND session_id BETWEEN ? AND ?",
+            (client, prefix, f"{prefix}\U0010ffff"),
+        )
+        return None if last is None else self.find(client, last)
+
+    def newest_page(self, client: str, url_key: bytes, since: float) -> tuple[str, int] | None:
+        """The session and the task of the newest page of a URL that a client has collected since
+        then, without headers or passwords of its own."""
+        found = self._db.all(
+            """SELECT b.session_id, t.id FROM tasks t JOIN batches b ON b.job_id = t.job_id
+               JOIN results r ON r.task = t.id
+               WHERE t.url_key = ? AND b.client = ? AND t.status = 'completed'
+                   AND t.method = 'GET' AND t.completed_at >= ? AND b.options ->> '$.is_plain'
+               ORDER BY t.completed_at DESC LIMIT 1""",
+            (url_key, client, since),
+        )
+        return (str(found[0][0]), int(found[0][1])) if found else None
+
+    def page_counts(self, job: Job) -> tuple[int, int]:
+        """How many pages a session has, and how many of them are collected; a sitemap, or a page
+        that redirects to another one of its crawl, is none."""
+        [(total, completed)] = self._db.all(
+            f"""SELECT count(*) FILTER (WHERE NOT {_NO_PAGE}),
+                       count(*) FILTER (WHERE status = 'completed')
+                FROM tasks WHERE job_id = ?""",
+            (job.id,),
+        )
+        return int(total), int(completed)
+
+    def failures(self, job: Job) -> list[Failure]:
+        """The pages of a session that were not collected."""
+        rows = self._db.all(
+            f"""SELECT task_id, url, error_type, error_message, completed_at FROM tasks
+                WHERE job_id = ? AND ({_FAILED}) ORDER BY completed_at, id""",
+            (job.id,),
+        )
+        return [Failure(*row) for row in rows]
 
     def _sessions(self, condition: str, *values: str | int) -> list[Batch]:
         columns = ", ".join(f"j.{name.strip()}" for name in JOB_COLUMNS.split(","))
