@@ -306,8 +306,8 @@ class LedgerBackend:
     def _run_processes(
         self, lpm: LocalPersistenceManager, processes: dict[int, DirectProcess]
     ) -> None:
-        """Start the processes of batches, also of those that a killed server has left."""
-        waiting = lpm.batches.direct_jobs()
+        """Start the processes of batches, also of those that an earlier server has left."""
+        waiting = lpm.batches.unfinished_direct()
         for job_id in set(processes) - set(waiting):
             processes.pop(job_id).stop()
         now = time.monotonic()

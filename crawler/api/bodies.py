@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from crawler import urls
 from crawler.api.intake import SESSION_ID
@@ -25,6 +25,11 @@ Timeout = Annotated[
         description="Seconds to wait; what is not done then is `pending`, and goes on.",
     ),
 ]
+
+
+def _whole(value: object) -> object:
+    """JSON knows no difference between 3 and 3.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class _Body(BaseModel):
@@ -51,7 +56,9 @@ class Options(_Body):
     ] = None
     ignore_robots: Annotated[bool, Field(description="Only for the operator.")] = False
     queue: Literal["urgent", "default"] = "default"
-    priority: Annotated[int, Field(ge=1, le=9, description="1 first, 9 last.")] = 5
+    priority: Annotated[
+        int, BeforeValidator(_whole), Field(ge=1, le=9, description="1 first, 9 last.")
+    ] = 5
 
     def as_batch_options(self) -> BatchOptions:
         """The same as the package has it."""

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
@@ -90,7 +91,10 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return refusal(error)
+        answer = refusal(error)
+        if error.status_code == 405:
+            answer.headers["Allow"] = ", ".join(_methods(request))
+        return answer
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -103,6 +107,15 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(CrawlerError, on_crawler)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes of a path; the router names those of the first one."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] != Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
 
 
 def _faults(error: RequestValidationError) -> str:

@@ -155,6 +155,7 @@ class Batches(Part):
             note(_job(db, id_))
             queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
             _move(db, id_, queue)
+            db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
             known = db.one(
                 "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
                 (id_, batch.checksum),
@@ -549,6 +550,13 @@ class Batches(Part):
         """The numbers of the jobs whose tasks wait for a process of their own."""
         return self._db.column(
             f"SELECT id FROM jobs WHERE status <> 'done' AND queue LIKE '{DIRECT}%'"
+        )
+
+    def unfinished_direct(self) -> list[int]:
+        """The same, and those that workers may have been given since."""
+        return self._db.column(
+            """SELECT b.job_id FROM batches b JOIN jobs j ON j.id = b.job_id
+               WHERE b.direct AND j.status <> 'done' ORDER BY b.job_id"""
         )
 
     def move(self, job_id: int, queue: str) -> None:

@@ -584,7 +584,8 @@
         client     TEXT NOT NULL,                    -- the name of a token; '': on this machine
         session_id TEXT NOT NULL,
         options    TEXT NOT NULL,                    -- JSON: how its results are shown
-        horizon    INTEGER NOT NULL                  -- the last event when it began
+        horizon    INTEGER NOT NULL,                 -- the last event when it began
+        direct     INTEGER NOT NULL DEFAULT 0        -- a process of its own was asked for
     );
     CREATE UNIQUE INDEX batches_by_session ON batches(client, session_id);
     -- Idempotency-Keys of the API, as hashes: the same key is the same call, with the same body.
