@@ -28,7 +28,7 @@ from crawler.batches import BatchOptions, submit
 from crawler.config import Settings
 from crawler.models import CrawlOptions
 from crawler.scraping.scope import OUT, Scope
-from tests.support.api_server import Server
+from tests.support.dialect_server import Server
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.stack import wait_for
 

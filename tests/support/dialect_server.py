@@ -33,7 +33,7 @@ class Server:
         """Start it. The port is open before, so that no client is refused."""
         number = self._socket.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.api_server", str(number)],
+            [sys.executable, "-m", "tests.support.dialect_server", str(number)],
             cwd=ROOT,
             env=self._env,
             pass_fds=(number,),
