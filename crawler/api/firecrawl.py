@@ -425,9 +425,12 @@ async def _wait_for(
 async def _not_yet(jobs: Jobs, batch: Batch, url: str) -> Response:
     """Say that a page is not there yet. A client that asks again finds the same job."""
     wait_s = await run_in_threadpool(jobs.wait_s, batch)
+    last = await run_in_threadpool(jobs.last_problem, batch)
+    why = f" ({last})" if last else ""
     return problem(
         408,
-        f"{urls.without_credentials(url)[:200]} is not there yet; ask again in {wait_s:.0f} s",
+        f"{urls.without_credentials(url)[:200]} is not there yet{why}; it is still tried: ask "
+        f"again in {wait_s:.0f} s",
         "SCRAPE_TIMEOUT",
         {"state": "processing_continues", "retryAfterSeconds": round(wait_s)},
         {"Retry-After": f"{wait_s:.0f}"},

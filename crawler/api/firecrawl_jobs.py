@@ -31,19 +31,20 @@ from crawler.db.results import iso
 from crawler.errors import CrawlerError, UrlError, UsageError
 from crawler.fetch.egress import ip_literal, names_loopback, objection
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions
+from crawler.models import Job, JobOptions, TaskStatus
 from crawler.scraping.scope import ending
 from crawler.stack import read_stack
 
 REPEAT_S = 30
 """How long after the end of a job an equal request without a key is the same job."""
-MAX_RETRY_S = 600
-"""How long a client waits at most before it asks again for a page."""
+MIN_RETRY_S, MAX_RETRY_S = 5.0, 600.0
+"""How long a client waits before it asks again for a page."""
 PAGE_DOCUMENTS, PAGE_BYTES = 100, 10_000_000
 """How much one page of documents has, about."""
 CHUNK = 25
 """Results that are read at a time."""
-ROBOTS = "robots"
+ROBOTS, NO_ADDRESS = "robots", "dns"
+OPEN = (TaskStatus.PENDING, TaskStatus.PROCESSING)
 Kind = Literal["scrape", "batch", "crawl"]
 
 _BASE64_IMAGE = re.compile(r"\(data:image/[^)\s]*\)")
@@ -111,7 +112,7 @@ class Jobs:
     def scrape(self, client: str, body: ScrapeBody, how: Understood) -> Batch:
         """Begin to fetch a page, or find the request that came before."""
         self.check(body.url)
-        with self._lock_of("scrape", body):
+        with self._lock_of(_digest("scrape", body)):
             id_, found = self._find_call(client, "scrape", body, "")
             return found or self._submit(client, id_, "scrape", [body.url], body, how)
 
@@ -131,7 +132,7 @@ class Jobs:
                 raise Conflict(f"the job {body.append_to_id} was cancelled: begin another one")
             id_ = body.append_to_id
             return Begun(self._submit(client, id_, "batch", body.urls, body, how), how.warning)
-        with self._lock_of(key or "batch", body):
+        with self._lock_of(key or _digest("batch", body)):
             id_, found = self._find_call(client, "batch", body, key)
             found = found or self._submit(client, id_, "batch", body.urls, body, how)
         return Begun(found, how.warning)
@@ -141,7 +142,7 @@ class Jobs:
         address = self.check(body.url)
         if body.allow_subdomains and (problem := owners_below(address)):
             raise UsageError(f"allowSubdomains: {problem}")
-        with self._lock_of(key or "crawl", body):
+        with self._lock_of(key or _digest("crawl", body)):
             id_, found = self._find_call(client, "crawl", body, key)
             if found is None:
                 self._begin_crawl(client, id_, address, body, how)
@@ -205,9 +206,8 @@ class Jobs:
         is_plain = not how.options.headers and not any(map(urls.credentials, given))
         return {"v2": kind, "request": _digest(kind, body), "is_plain": is_plain, **how.notes}
 
-    def _lock_of(self, key: str, body: Request) -> threading.Lock:
-        digest = _digest(key, body)
-        return self._locks[int(digest[:8], 16) % len(self._locks)]
+    def _lock_of(self, text: str) -> threading.Lock:
+        return self._locks[hash(text) % len(self._locks)]
 
     def _find_call(
         self, client: str, kind: Kind, body: Request, key: str
@@ -302,9 +302,16 @@ class Jobs:
                 return Documents(data, failed, cursor, page.is_last, page.is_complete)
 
     def page(self, batch: Batch) -> dict[str, Any] | None:
-        """The result of a scrape; None while it is not there."""
-        found = self._backend.results(batch.client, batch.session_id, 0, 1)
-        return found.results[0] if found and found.results else None
+        """The result of a scrape; None while it is not there.
+
+        A host without an address is told at once, though it is tried again later.
+        """
+        tasks = [row.task for row in self._lpm.batches.asked(batch.job, 0) if row.task is not None]
+        outcomes = self._lpm.batches.outcomes(tasks)
+        for task, outcome in outcomes.items():
+            if outcome.status not in OPEN or outcome.error_type == NO_ADDRESS:
+                return self._backend.results_of_tasks(batch, [task])[0]
+        return None
 
     def stored_page(self, client: str, body: ScrapeBody, how: Understood) -> dict[str, Any] | None:
         """A page that this client has collected within its `maxAge`; None if it is to be
@@ -373,13 +380,24 @@ class Jobs:
         within that time finds this job."""
         from crawler.waits import WaitFinder
 
-        now = time.time()
-        counts = self._lpm.counts.progress(batch.job)
-        waits = WaitFinder(self._settings, self._lpm).find(batch.job, counts)
+        lpm, now = self._lpm, time.time()
+        waits = WaitFinder(self._settings, lpm).find(batch.job, lpm.counts.progress(batch.job))
         known = [wait.until - now for wait in waits if wait.until]
-        wait_s = min(MAX_RETRY_S, max([5.0, *known]))
-        self._lpm.batches.keep_until(batch, now + wait_s + REPEAT_S)
+        known += [at - now for at in lpm.batches.next_attempts(batch.job)]
+        tasks = {row.task for row in lpm.batches.asked(batch.job, 0)}
+        for note in owners.living(lpm.owners):
+            # A request that waits for its permit has the negative time at which it gets it.
+            turns = [-at for task, at in note.requests.items() if task in tasks and at < 0]
+            known += [at - time.monotonic() for at in turns]
+        wait_s = min(MAX_RETRY_S, max([MIN_RETRY_S, *known]))
+        lpm.batches.keep_until(batch, now + wait_s + REPEAT_S)
         return wait_s
+
+    def last_problem(self, batch: Batch) -> str:
+        """Why the last attempt of a scrape has failed, if there was one."""
+        tasks = [row.task for row in self._lpm.batches.asked(batch.job, 0) if row.task is not None]
+        found = self._lpm.batches.outcomes(tasks).values()
+        return next((each.error_message or "" for each in found), "")
 
 
 # Ids

@@ -4,11 +4,12 @@ An option that would change what a page is, or promises something that this serv
 refused. One without effect here is accepted with a warning.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from crawler.batches import BatchOptions, Format
@@ -67,6 +68,16 @@ class Request(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, extra="forbid", strict=True, frozen=True, populate_by_name=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_characters(cls, given: Any) -> Any:
+        """Refuse halves of characters, which JSON can express and nothing can store."""
+        try:
+            json.dumps(given, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half of a character") from None
+        return given
 
 
 class FormatObject(BaseModel):

@@ -500,6 +500,14 @@ class Batches(Part):
         sql = f"SELECT id FROM tasks WHERE id {LISTED} AND status IN {_ENDED}"
         return set(self._db.column(sql, (as_json(tasks),)))
 
+    def next_attempts(self, job: Job) -> list[float]:
+        """When the tasks of a session are due that wait for another attempt."""
+        return self._db.column(
+            """SELECT not_before FROM tasks WHERE job_id = ? AND status = 'pending'
+               AND not_before > 0 AND not_before < 9e15""",
+            (job.id,),
+        )
+
     def outcomes(self, tasks: Sequence[int]) -> dict[int, TaskOutcome]:
         """How these tasks ended, or where they stand."""
         rows = self._db.all(
