@@ -212,10 +212,18 @@ class LocalPersistenceManager(Layout):
                     forget(domain, note.id)
             if notes:
                 self.pages.cut()
+        return freed
+
+    def adopt_direct(self) -> None:
+        """Give batches whose program is gone to the workers.
+
+        Only for a process that has workers: otherwise nobody would fetch them, neither workers nor
+        the program that has just stored them and is about to start their process.
+        """
+        with self.errors():
             for job_id in self.batches.direct_jobs():
                 if not is_locked(self.direct_lock(job_id)):
                     self.batches.move(job_id, QUEUES[-1])
-        return freed
 
     def direct_lock(self, job_id: int) -> Path:
         """The file that the program locks whose own process fetches the pages of a batch."""

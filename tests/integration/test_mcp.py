@@ -21,7 +21,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from crawler.api.backend import LedgerBackend
+from crawler.api.backend import MAX_DIRECT, LedgerBackend
 from crawler.api.mcp_schemas import (
     BatchArguments,
     ReadArguments,
@@ -376,6 +376,22 @@ def test_clients_see_only_their_own_sessions(
         assert own.total == 1
         status = await ours.job_status(bob, StatusArguments(scraped.session_id))
         assert status.total == 1
+
+    asyncio.run(session())
+
+
+def test_more_pages_than_processes_all_come(
+    tools: tuple[Tools, LedgerBackend], pages: Pages
+) -> None:
+    """Calls at the same time wait for a free process; none is forgotten, although no worker
+    runs."""
+    ours, backend = tools
+    local = Caller("", partial(backend.submit, ""))
+    urls = pages.parcels(MAX_DIRECT + 2)
+
+    async def session() -> None:
+        calls = [ours.scrape(local, ScrapeArguments(url, ("record",), 300)) for url in urls]
+        assert {each.status for each in await asyncio.gather(*calls)} == {"success"}
 
     asyncio.run(session())
 
