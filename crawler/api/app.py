@@ -28,7 +28,7 @@ def create_app(settings: Settings) -> FastAPI:
             backend.stop()
 
     app = FastAPI(title="crawler", version=__version__, lifespan=lifespan)
-    app.router.routes.append(Route(PATH, mcp))
+    app.router.routes.append(Route(PATH, mcp, methods=["POST"]))
     app.state.settings = settings
     app.state.backend = backend
     app.state.auth = LocalOnly()

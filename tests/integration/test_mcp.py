@@ -31,6 +31,7 @@ from crawler.api.mcp_schemas import (
     WhyArguments,
 )
 from crawler.api.mcp_tools import MAX_CHARS, NOTICE, TOOLS, Caller, Tools
+from crawler.batches import BatchOptions
 from crawler.errors import UsageError
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import Site
@@ -406,10 +407,11 @@ def test_a_search_folds_case_and_goes_on_where_it_ended(
     urls = pages.parcels(7)
     pages.answers["/page/7"] = Answer(parcel(7, 'Елена "Ели" Димитрова'))
 
+    given = [*urls, f"{pages.url}/page/7"]
+    backend.submit("", "all", given, BatchOptions(), False)
+    wait_for(lambda: backend.sessions("")[0].status == "done", 30, "all pages")
+
     async def session() -> None:
-        for url in (*urls, f"{pages.url}/page/7"):
-            found = await ours.scrape(local, ScrapeArguments(url, ("record",)))
-            assert found.status == "success"
         answer = await ours.search_results(local, SearchArguments('димитрова "ЕЛИ" /PAGE/'))
         assert [match.url for match in answer.matches] == [f"{pages.url}/page/7"]
         assert "Димитрова" in answer.matches[0].page_excerpt
@@ -422,7 +424,7 @@ def test_a_search_folds_case_and_goes_on_where_it_ended(
             if before is None:
                 break
             assert f"before={before}" in answer.note
-        assert seen == [f"{pages.url}/page/{n}" for n in range(7, -1, -1)]
+        assert sorted(seen) == given
 
     asyncio.run(session())
 
@@ -466,44 +468,37 @@ HELLO = line(
 ) + line(method="notifications/initialized")
 
 
-def begin(desk: Folder, site: Site) -> subprocess.Popen[str]:
+def begin(desk: Folder, site: Site, name: str) -> subprocess.Popen[str]:
     """A server that is fetching a page which does not come."""
     server = start(desk)
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(HELLO + call(1, "batch", urls=[f"{site.url}/hold/it"], session_id="held"))
+    server.stdin.write(HELLO + call(1, "batch", urls=[f"{site.url}/hold/{name}"]))
     server.stdin.flush()
-    wait_for(lambda: site.hits().get("/hold/it"), 30, "the page to be asked for")
+    wait_for(lambda: site.hits().get(f"/hold/{name}"), 30, "the page to be asked for")
     return server
 
 
-def test_stdout_has_the_protocol_only_and_the_end_of_stdin_ends_all(
-    desk: Folder, site: Site
-) -> None:
-    """Every line on stdout is a message, whatever comes in; when stdin ends, the server ends with 0
-    and so does the process that fetches for it. The page stays in the ledger."""
-    server = begin(desk, site)
-    out, err = server.communicate("no JSON at all\n" + call(2, "why", url="x.example"), PATIENCE_S)
+def test_the_end_of_stdin_and_a_signal_end_all(tmp_path: Path, desk: Folder, site: Site) -> None:
+    """Every line on stdout is a message, whatever comes in. When stdin ends, the server ends with
+    0; after a signal, although stdin stays open, with the usual code. Its process ends too, and the
+    page is free again in the ledger."""
+    other = Folder(tmp_path / "other")
+    other.path.mkdir()
+    other.env |= desk.env | {"CRAWLER_DATA_DIR": str(other.data)}
+    ended, signalled = begin(desk, site, "a"), begin(other, site, "b")
+    signalled.send_signal(signal.SIGTERM)
+    out, err = ended.communicate("no JSON at all\n" + call(2, "why", url="x.example"), PATIENCE_S)
+    signalled.wait(PATIENCE_S)
 
-    messages = [json.loads(each) for each in out.splitlines()]
-    assert server.returncode == 0, err
+    assert (ended.returncode, signalled.returncode) == (0, 128 + signal.SIGTERM), err
+    messages = [json.loads(each) for each in (out + signalled.communicate()[0]).splitlines()]
     assert {each.get("id") for each in messages} >= {0, 1}
     assert all(each["jsonrpc"] == "2.0" for each in messages)
-    wait_for(lambda: not left_behind(desk), 10, "no process to be left")
-    books = desk.books()
-    assert (books.pending, books.processing) == (1, 0)
-
-
-def test_a_signal_ends_all(desk: Folder, site: Site) -> None:
-    """Although stdin stays open, the server lets go of its page and ends with the usual code."""
-    server = begin(desk, site)
-    server.send_signal(signal.SIGTERM)
-    server.wait(PATIENCE_S)
-    server.communicate()
-
-    assert server.returncode == 128 + signal.SIGTERM
-    wait_for(lambda: not left_behind(desk), 10, "no process to be left")
-    assert desk.books().processing == 0
+    wait_for(lambda: not left_behind(desk), 10, "no process to be left")  # the other is inside
+    for folder in (desk, other):
+        books = folder.books()
+        assert (books.pending, books.processing) == (1, 0)
 
 
 def test_a_killed_client_leaves_no_process(desk: Folder, site: Site) -> None:
