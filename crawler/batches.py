@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -73,8 +73,12 @@ def submit(
     *,
     direct: bool,
     client: str = "",
+    note: Callable[[LocalPersistenceManager, Job], None] = lambda lpm, job: None,
 ) -> Submitted:
-    """Store URLs as tasks of a session, in one commit. The same call again changes nothing."""
+    """Store URLs as tasks of a session, in one commit. The same call again changes nothing.
+
+    `note` may store more in the same commit, also for a call that comes again.
+    """
     if len(given) > MAX_URLS:
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
     if options.rate is not None and (problem := config.bad_rate(options.rate)):
@@ -86,7 +90,7 @@ def submit(
     new = NewBatch(
         client=client,
         session_id=session_id,
-        checksum=hashlib.sha256(msgspec.json.encode(list(given))).hexdigest(),
+        checksum=checksum(given),
         direct=direct,
         queue=options.queue,
         options=JobOptions(rate=options.rate, ignore_robots=options.ignore_robots),
@@ -105,7 +109,15 @@ def submit(
                     )
             secrets.save()
 
-        return Submitted(*lpm.batches.begin(new, tasks, rejected, lpm.now(), keep_secrets))
+        begun = lpm.batches.begin(
+            new, tasks, rejected, lpm.now(), keep_secrets, lambda job: note(lpm, job)
+        )
+        return Submitted(*begun)
+
+
+def checksum(given: Sequence[str]) -> str:
+    """Return what a call is known by: its URLs, in their order."""
+    return hashlib.sha256(msgspec.json.encode(list(given))).hexdigest()
 
 
 def shown(options: BatchOptions) -> dict[str, Any]:
@@ -161,7 +173,7 @@ class BatchReader:
         urls = {
             row.task: result["metadata"]["final_url"]
             for row, result in zip(asked, results, strict=True)
-            if row.task is not None and result["status"] == SUCCESS
+            if row.task is not None and result["status"] == SUCCESS and "metadata" in result
         }
         problems: dict[int, str] = {}
 
@@ -196,7 +208,7 @@ class BatchReader:
             reason = {"reason": INVALID_URL, "error": row.reason, "task_id": None}
             return {"status": FAILED, "url": row.url, **session, "worker_id": None,
                     "crawled_at": None, **reason}  # fmt: skip
-        outcome = outcomes[row.task]
+        outcome = outcomes.get(row.task) or _REMOVED
         about = {
             "status": _status(outcome),
             "url": outcome.url,
@@ -229,6 +241,14 @@ class BatchReader:
         if invalid := result.get("invalid"):
             shown["invalid"] = invalid
         return about | shown
+
+
+_REMOVED = TaskOutcome(
+    task_id="", url="", status=TaskStatus.FAILED, attempts=0, error_type="removed",
+    error_message="its job was removed from the store", completed_at=None, bytes=None,
+    content_type=None, fetch_ms=None, worker=None,
+)  # fmt: skip
+"""Of a task that `prune` has removed since it ended."""
 
 
 def _status(outcome: TaskOutcome) -> str:

@@ -156,6 +156,15 @@ def _planned(
     )
 
 
+def without_loopback(begun: Plan) -> Plan:
+    """Return the plan of a crawl that comes over the network: it may not reach loopback."""
+    starts = [
+        msgspec.structs.replace(start, link=msgspec.structs.replace(start.link, loopback=False))
+        for start in begun.starts
+    ]
+    return msgspec.structs.replace(begun, starts=starts)
+
+
 def check(settings: Settings, begun: Plan, session: Session | None = None) -> str:
     """See that a crawl can begin without rows; returns what it leaves out, and why.
 

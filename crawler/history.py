@@ -72,7 +72,7 @@ def timeline(
     ]
     steps.append(Step(facts["imported_at"], what, _without_none(_origin(facts))))
     steps += [
-        Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
+        Step(None, "also wanted", {"job": job, **_file(file), "line": line} | _item(item))
         for job, file, line, item in lpm.timeline.links(task)
     ]
     steps += _with_earlier_exports(_events(lpm, task, facts), lpm, task)
@@ -161,7 +161,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         deadline = facts["deadline"]
     return {
         "door": facts["source"],
-        "file": facts["noted_file"] or facts["source_file"],
+        "file": facts["noted_file"] or facts["source_file"] or None,
         "line": facts["source_line"],
         **_item(facts["source_item"]),
         "job": facts["job"],
@@ -174,6 +174,11 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "depth": depth,
         "method": method,
     }
+
+
+def _file(path: str | None) -> dict[str, str]:
+    """Return the file that a row came from; a call of a program has none."""
+    return {"file": path} if path else {}
 
 
 def _item(number: int) -> dict[str, int]:

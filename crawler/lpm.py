@@ -26,6 +26,7 @@ import msgspec
 
 from crawler.config import argument, failpoint, program
 from crawler.db import (
+    batches,
     guard,
     links,
     listings,
@@ -36,7 +37,6 @@ from crawler.db import (
     tasks,
     timeline,
 )
-from crawler.db.batches import Batches
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
 from crawler.db.dispatch import Dispatch, Place
@@ -94,7 +94,7 @@ class LocalPersistenceManager(Layout):
         self.crawls = links.Crawls(self.store)
         self.jobs = Jobs(self.store, self.folder / "sessions")
         self.site_jobs = SiteJobs(self.store)
-        self.batches = Batches(self.store)
+        self.batches = batches.Batches(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
         self.versions = RecordVersions(self.store)
@@ -212,18 +212,16 @@ class LocalPersistenceManager(Layout):
                     forget(domain, note.id)
             if notes:
                 self.pages.cut()
-        return freed
-
-    def adopt_direct(self) -> None:
-        """Give batches whose program is gone to the workers.
-
-        Only for a process that has workers: otherwise nobody would fetch them, neither workers nor
-        the program that has just stored them and is about to start their process.
-        """
-        with self.errors():
-            for job_id in self.batches.direct_jobs():
-                if not is_locked(self.direct_lock(job_id)):
+            left = [
+                job_id
+                for job_id in self.batches.direct_jobs()
+                if not is_locked(self.direct_lock(job_id))
+            ]
+            # Without a worker, they wait for a program that runs a process for each.
+            if left and owners.workers(self.owners):
+                for job_id in left:
                     self.batches.move(job_id, QUEUES[-1])
+        return freed
 
     def direct_lock(self, job_id: int) -> Path:
         """The file that the program locks whose own process fetches the pages of a batch."""
@@ -576,6 +574,8 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
             if job.source == "crawl":
                 again = f"its starts come back with: {_again(jobs, job)}; "
                 after = "; then a new crawl finds the other pages"
+            elif job.source == batches.SOURCE:
+                again = f"{_again(jobs, job)}, or "
             else:
                 again = f"import its file again: {_again(jobs, job)}, or "
         found.append(f"{loss.what}; {again}{_accept(job)}{after}")
@@ -608,6 +608,8 @@ def _again(jobs: Jobs, job: Job, broken: bool = False) -> str:
         return " and ".join(f"{program()} {command}" for command in commands)
     if job.source == "crawl":
         return _crawl_again(jobs, job)
+    if job.source == batches.SOURCE:
+        return "make the calls of its session again, each with the same URLs"
     options = ""
     if job.queue != "default":
         options += f" --queue {job.queue}"

@@ -159,7 +159,6 @@ class Maintainer:
         tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
         if freed := self._lpm.bury(self._forget):
             log.warning("%d tasks of dead workers are pending again", freed)
-        self._lpm.adopt_direct()
         next_due = tasks.wake(self._clock())
         self._lpm.jobs.complete_holds(self._clock())
         self._finalise()

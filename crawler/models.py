@@ -174,6 +174,10 @@ class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     include: tuple[str, ...] = ()
     """Regular expressions: only matching links are followed."""
     exclude: tuple[str, ...] = ()
+    on_path: bool = False
+    """Whether both are searched in the path of a URL only."""
+    below: str = ""
+    """Only paths that begin with this one are followed."""
     depth: int | None = None
     """Maximum links between a start and a page."""
     limit: int = MAX_CRAWL_PAGES

@@ -1,15 +1,16 @@
 """Batches: the URLs of a session, as tasks of their own, and their ends in the order of commits."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from crawler.db.connection import Database, reading, writing
-from crawler.db.imports import RejectedRow, free_name
+from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
+from crawler.db.links import Start, add_starts
 from crawler.db.store import LISTED, Part, as_json, row_crc32
 from crawler.db.tasks import storable
 from crawler.errors import UsageError
@@ -23,6 +24,14 @@ MAX_EVENTS_PER_READ = 5000
 _ENDED = "('completed', 'failed', 'skipped', 'expired')"
 _ENDS = "('completed', 'failed', 'skipped', 'expired', 'poison')"
 """What the timeline calls the end of a task."""
+_NO_PAGE = """(role = 'sitemap' OR method = 'LINKS'
+    OR (status = 'skipped' AND error_type = 'redirected')) IS TRUE"""
+"""Whether a task of a crawl stands for no page of its own."""
+_FAILED = f"""status IN ('failed', 'expired') OR (status = 'skipped' AND NOT {_NO_PAGE}
+    AND error_type <> 'cancelled' AND (role IS NULL OR role = 'start'
+        OR error_type NOT IN ('out_of_scope', 'login_page', 'login_wall')))"""
+"""Whether a task should have brought a page and did not. Links of a crawl may lead to where it may
+not go."""
 _ROWS = """
     SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
     FROM tasks WHERE job_id = ?1 AND file_number = ?2
@@ -30,6 +39,20 @@ _ROWS = """
     WHERE job_id = ?1 AND file_number = ?2
     UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
     WHERE job_id = ?1 AND file_number = ?2 ORDER BY line"""
+
+
+def key_of(client: str, session_id: str) -> str:
+    """The key of the job of a session."""
+    return f"{SOURCE}:{len(client)}:{client}:{session_id}"
+
+
+def session_of(key: str) -> tuple[str, str] | None:
+    """The client and the session that a job's key names; None for another key."""
+    source, _, rest = key.partition(":")
+    length, _, names = rest.partition(":")
+    if source != SOURCE or not length.isdecimal():
+        return None
+    return names[: int(length)], names[int(length) + 1 :]
 
 
 class NewBatch(NamedTuple):
@@ -84,6 +107,16 @@ class TaskOutcome(NamedTuple):
     """The process that ended it."""
 
 
+class Failure(NamedTuple):
+    """A page of a session that was not collected, and why."""
+
+    task_id: str
+    url: str
+    reason: str | None
+    message: str | None
+    completed_at: float | None
+
+
 class Ends(NamedTuple):
     """Tasks of a batch that have ended, in the order of their commits."""
 
@@ -106,33 +139,79 @@ class Batches(Part):
         rejected: Iterable[RejectedRow],
         now: float,
         prepare: Callable[[Job], None] = lambda job: None,
+        note: Callable[[Job], None] = lambda job: None,
     ) -> tuple[Job, int]:
         """Store the URLs of a call in the job of their session; returns it, and the call's number.
 
         All in one commit, before which `prepare` is called. A call that comes again finds what it
         has stored, and URLs that the session has are not fetched again. The last call decides who
-        fetches what is open.
+        fetches what is open. `note` is called in the same commit, also for a call that comes again.
         """
         db = self._durable
         with writing(db):
             id_ = self._id_of(batch)
             if id_ is None:
                 id_ = self._new_job(batch, now)
+            note(_job(db, id_))
             queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
             _move(db, id_, queue)
-            known = db.value(
-                "SELECT number FROM imports WHERE job_id = ? AND checksum = ?",
+            known = db.one(
+                "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
                 (id_, batch.checksum),
             )
-            if known is not None:
-                return _job(db, id_), int(known)
             job = _job(db, id_)
+            if known and known[1]:
+                return job, int(known[0])
             if job.hold == "cancelled":
                 raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
             prepare(job)
-            number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
-            self._add(job, number, batch.checksum, tasks, rejected, now)
+            if known:
+                number = int(known[0])
+                self._mend(job, number, tasks, rejected, now)
+            else:
+                number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
+                self._add(job, number, batch.checksum, tasks, rejected, now)
             return _job(db, id_), number
+
+    def begin_crawl(
+        self,
+        batch: NewBatch,
+        starts: Iterable[Start],
+        batch_size: int,
+        now: float,
+        prepare: Callable[[Job], None] = lambda job: None,
+    ) -> Job:
+        """Store the starts of a crawl as a session. A call that comes again finds its job."""
+        db = self._durable
+        with writing(db):
+            id_ = self._id_of(batch)
+            if id_ is not None:
+                return _job(db, id_)
+            id_ = self._new_job(batch, now)
+            queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
+            db.execute(
+                "UPDATE jobs SET source = 'crawl', queue = ?, batch_size = ? WHERE id = ?",
+                (queue, batch_size, id_),
+            )
+            job = _job(db, id_)
+            prepare(job)
+            add_starts(db, job, starts, now)
+        return job
+
+    def keep_notes(self, job: Job, notes: Mapping[str, Any]) -> None:
+        """Keep more with a session, within the commit of its call. What it has stays."""
+        self._durable.execute(
+            "UPDATE batches SET options = json_patch(?, options) WHERE job_id = ?",
+            (as_json(notes), job.id),
+        )
+
+    def keep_until(self, batch: Batch, until: float) -> None:
+        """Note until when a client that was told to come again may come."""
+        with writing(self._durable):
+            self._durable.execute(
+                "UPDATE batches SET options = json_set(options, '$.until', ?) WHERE job_id = ?",
+                (until, batch.job.id),
+            )
 
     def _add(
         self,
@@ -163,10 +242,52 @@ class Batches(Part):
         )
         db.execute(
             """UPDATE jobs SET size = size + ?2, linked = linked + ?3, rejected = rejected + ?4,
-                   files = files + 1, status = iif(?2, 'open', status),
+                   files = files + 1, status = iif(?2 AND status = 'done', 'open', status),
                    completed_at = iif(?2, NULL, completed_at) WHERE id = ?1""",
             (job.id, new, linked, len(refused)),
         )
+
+    def _mend(
+        self,
+        job: Job,
+        number: int,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+    ) -> None:
+        """Bring back what a repair of the ledger has lost of a call."""
+        db = self._durable
+        left = {row[0] for row in db.all(_ROWS, (job.id, number))}
+        for task in tasks:
+            if task.line in left or self._recognise(job, task, number):
+                continue
+            if not self._link(job, task, number):
+                self._insert(job, task, number, now)
+        refused = [row for row in rejected if row.line not in left]
+        db.executemany(
+            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
+               VALUES (?, ?, ?, ?, ?)""",
+            [(job.id, number, row.line, row.reason, storable(row.text)) for row in refused],
+        )
+        rows = len(db.all(_ROWS, (job.id, number)))
+        db.execute(
+            "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND number = ?",
+            (now, rows, job.id, number),
+        )
+        open_if_read(db, job, now)
+
+    def _recognise(self, job: Job, task: NewTask, number: int) -> bool:
+        """Give a task of the session whose line was lost the line of this URL."""
+        row_input = encoded_input(task.input)
+        self._durable.execute(
+            """UPDATE tasks SET source = ?, file_number = ?, source_line = ?, input = ?,
+                   row_crc32 = ?
+               WHERE id = (SELECT id FROM tasks WHERE url_key = ? AND job_id = ?
+                           AND source_line IS NULL LIMIT 1)""",
+            (SOURCE, number, task.line, row_input,
+             row_crc32(number, task.line, task.item, row_input), task.address.key, job.id),
+        )  # fmt: skip
+        return bool(self._durable.changes())
 
     def _id_of(self, batch: NewBatch) -> int | None:
         id_: int | None = self._durable.value(
@@ -181,7 +302,7 @@ class Batches(Part):
             """INSERT INTO jobs (name, key, status, queue, source, batch_size, created_at, deadline,
                    options)
                VALUES (?, ?, 'open', ?, ?, 100, ?, ?, ?) RETURNING id""",
-            (free_name(db, batch.session_id), f"{SOURCE}:{batch.client}:{batch.session_id}",
+            (free_name(db, batch.session_id), key_of(batch.client, batch.session_id),
              batch.queue, SOURCE, now, batch.deadline, as_json(batch.options)),
         )  # fmt: skip
         db.execute(
@@ -195,8 +316,7 @@ class Batches(Part):
         """Let a URL that the session has count once more; False if it has not."""
         db = self._durable
         known = db.value(
-            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ? AND source = ?",
-            (task.address.key, job.id, SOURCE),
+            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ?", (task.address.key, job.id)
         )
         if known is None:
             return False
@@ -231,7 +351,100 @@ class Batches(Part):
         """The sessions of a client, the oldest first."""
         return self._sessions("b.client = ?", client)
 
-    def _sessions(self, condition: str, *values: str) -> list[Batch]:
+    def of_task(self, task: int) -> Batch | None:
+        """The session that a task belongs to; None if it came by another door."""
+        job_id = "(SELECT job_id FROM tasks WHERE id = ?)"
+        found = self._sessions(f"b.job_id = {job_id}", task)
+        return found[0] if found else None
+
+    def has_call(self, client: str, session_id: str, checksum: str) -> bool:
+        """Whether a session has these URLs from an earlier call."""
+        return bool(
+            self._db.value(
+                """SELECT EXISTS (SELECT 1 FROM batches b JOIN imports i ON i.job_id = b.job_id
+                   WHERE b.client = ? AND b.session_id = ? AND i.checksum = ?)""",
+                (client, session_id, checksum),
+            )
+        )
+
+    def open_of_client(self, client: str) -> tuple[int, int]:
+        """How many sessions of a client are not done, and how many open tasks these have."""
+        [(sessions, tasks)] = self._db.all(
+            """SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
+                   AND t.status IN ('pending', 'processing'))), 0)
+               FROM batches b JOIN jobs j ON j.id = b.job_id
+               WHERE b.client = ? AND j.status <> 'done'""",
+            (client,),
+        )
+        return int(sessions), int(tasks)
+
+    def domains_of_client(self, client: str) -> set[str]:
+        """The domains that sessions of a client have asked for."""
+        return set(
+            self._db.column(
+                """SELECT DISTINCT t.domain FROM batches b JOIN tasks t ON t.job_id = b.job_id
+                   WHERE b.client = ?""",
+                (client,),
+            )
+        )
+
+    def keep_key(self, client: str, key: str, job: Job, body: str) -> bool:
+        """Note the key of a call within its commit; False if it came with another body before."""
+        db = self._durable
+        db.execute(
+            """INSERT INTO batch_keys (client, key, job_id, body) VALUES (?, ?, ?, ?)
+               ON CONFLICT DO NOTHING""",
+            (client, key, job.id, body),
+        )
+        kept = db.value("SELECT body FROM batch_keys WHERE client = ? AND key = ?", (client, key))
+        return bool(kept == body)
+
+    def open_sessions(self, client: str) -> list[Batch]:
+        """The sessions of a client that have not ended, the oldest first."""
+        return self._sessions("b.client = ? AND j.status <> 'done'", client)
+
+    def newest(self, client: str, prefix: str) -> Batch | None:
+        """The session of a client whose id begins so and is the last in alphabetical order."""
+        last = self._db.value(
+            "SELECT max(session_id) FROM batches WHERE client = ? AND session_id BETWEEN ? AND ?",
+            (client, prefix, f"{prefix}\U0010ffff"),
+        )
+        return None if last is None else self.find(client, last)
+
+    def newest_page(self, client: str, url_key: bytes, since: float) -> tuple[str, int] | None:
+        """The session and the task of the newest page of a URL that a client has collected since
+        then, without headers or passwords of its own."""
+        found = self._db.all(
+            """SELECT b.session_id, t.id FROM tasks t JOIN batches b ON b.job_id = t.job_id
+               JOIN results r ON r.task = t.id
+               WHERE t.url_key = ? AND b.client = ? AND t.status = 'completed'
+                   AND t.method = 'GET' AND t.completed_at >= ? AND b.options ->> '$.is_plain'
+               ORDER BY t.completed_at DESC LIMIT 1""",
+            (url_key, client, since),
+        )
+        return (str(found[0][0]), int(found[0][1])) if found else None
+
+    def page_counts(self, job: Job) -> tuple[int, int]:
+        """How many pages a session has, and how many of them are collected; a sitemap, or a page
+        that redirects to another one of its crawl, is none."""
+        [(total, completed)] = self._db.all(
+            f"""SELECT count(*) FILTER (WHERE NOT {_NO_PAGE}),
+                       count(*) FILTER (WHERE status = 'completed')
+                FROM tasks WHERE job_id = ?""",
+            (job.id,),
+        )
+        return int(total), int(completed)
+
+    def failures(self, job: Job) -> list[Failure]:
+        """The pages of a session that were not collected."""
+        rows = self._db.all(
+            f"""SELECT task_id, url, error_type, error_message, completed_at FROM tasks
+                WHERE job_id = ? AND ({_FAILED}) ORDER BY completed_at, id""",
+            (job.id,),
+        )
+        return [Failure(*row) for row in rows]
+
+    def _sessions(self, condition: str, *values: str | int) -> list[Batch]:
         columns = ", ".join(f"j.{name.strip()}" for name in JOB_COLUMNS.split(","))
         rows = self._db.all(
             f"""SELECT b.client, b.session_id, b.options, {columns}
@@ -277,6 +490,15 @@ class Batches(Part):
             )
         )
 
+    def newest_end(self) -> int:
+        """The number of the last thing that happened to any task: later ends are behind it."""
+        return int(self._db.value("SELECT max(id) FROM events") or 0)
+
+    def ended(self, tasks: Sequence[int]) -> set[int]:
+        """Those of some tasks that have ended."""
+        sql = f"SELECT id FROM tasks WHERE id {LISTED} AND status IN {_ENDED}"
+        return set(self._db.column(sql, (as_json(tasks),)))
+
     def outcomes(self, tasks: Sequence[int]) -> dict[int, TaskOutcome]:
         """How these tasks ended, or where they stand."""
         rows = self._db.all(
@@ -315,7 +537,7 @@ class Batches(Part):
                 )
                 if len(tasks) == limit:
                     end = tasks[-1][0]
-            newest = db.value("SELECT max(id) FROM events") or 0
+            newest = self.newest_end()
             status = db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
         is_last = end >= newest
         ended = status in (None, JobStatus.DONE)

@@ -57,9 +57,9 @@ _IS_KNOWN = FIND.format("1")
 _READ_AGAIN = f"""INSERT INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
         priority, deadline, input, source, loopback, imported_at, role, depth, parent, method,
         body, list_crc32)
-    SELECT lower(hex(randomblob(16))), job_id, url, url_key, domain, parcel_id, queue,
-        priority, deadline, input, 'crawl', loopback, ?2, role, depth, id, '{LINKS}',
-        CAST(id AS TEXT), list_crc32
+    SELECT lower(hex(randomblob(16))), job_id, url, url_key, domain, parcel_id,
+        (SELECT j.queue FROM jobs j WHERE j.id = job_id), priority, deadline, input, 'crawl',
+        loopback, ?2, role, depth, id, '{LINKS}', CAST(id AS TEXT), list_crc32
     FROM tasks WHERE id IN (SELECT value FROM json_each(?1))
     ON CONFLICT (job_id, url_key, method, body) WHERE role NOT NULL AND source <> 'bundle'
     DO UPDATE SET status = iif(status = 'processing', status, 'pending'), depth = excluded.depth,

@@ -483,19 +483,24 @@ def encoded_reasons(invalid: Sequence[str]) -> str | None:
 
 
 def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> None:
-    """Note by which values one can ask whether the page of a URL has changed."""
+    """Note by which values one can ask whether the page of a URL has changed.
+
+    Not for a session of a program: its pages may be for its eyes only.
+    """
     etag = _validator(headers.get("etag"))
     last_modified = _validator(headers.get("last-modified"))
     if etag or last_modified:
         db.execute(
             """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')""",
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+               AND source <> 'batch'""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
             """DELETE FROM validators WHERE url_key = (
-                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE'))""",
+                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+                   AND source <> 'batch')""",
             (task,),
         )
 

@@ -62,6 +62,7 @@ class Scope:
         self._suffixes = tuple(host[1:] for host in options.hosts if host.startswith("*."))
         self._include = [pattern(text) for text in options.include]
         self._exclude = [pattern(text) for text in options.exclude]
+        self._on_path, self._below = options.on_path, options.below
         self._clock = clock
         self._authorities: dict[str, bool] = {}
 
@@ -87,6 +88,12 @@ class Scope:
         return self.has_host(url) and self._fits_patterns(url)
 
     def _fits_patterns(self, url: str) -> bool:
+        if self._on_path or self._below:
+            path = "/" + split(url)[4].partition("?")[0]
+            if not path.startswith(self._below):
+                return False
+            if self._on_path:
+                url = path
         if self._include and not any(each.search(url) for each in self._include):
             return False
         return not (self._exclude and any(each.search(url) for each in self._exclude))

@@ -233,6 +233,9 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "workers": [
             {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
         ],
+        "direct": sorted(
+            note.pid for note in owners.living(_owners(settings)) if note.about["kind"] == "direct"
+        ),
     }
 
 
@@ -285,7 +288,7 @@ def _stopped_processes(settings: Settings, stack: "Stack") -> list[dict[str, Any
         for name, mark in marks.items()
         if mark and mark.is_stopped()
     ]
-    kinds = {"worker": "a worker's child", "cli": "a command"}
+    kinds = {"worker": "a worker's child", "cli": "a command", "direct": "a program's process"}
     return stopped + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
         for note in stalled_processes(notes, settings.stall_s)
@@ -450,6 +453,8 @@ def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
         f"redis {redis_state}",
         f"workers {', '.join(workers) or 'none'}",
     ]
+    if pids["direct"]:
+        parts.append(f"processes of programs {', '.join(map(str, pids['direct']))}")
     if pids["agent"]:
         parts.append(f"agent {pids['agent']}")
     if pids["beat"]:

@@ -1,0 +1,517 @@
+"""The jobs of Firecrawl's v2 dialect: sessions of the ledger, and their pages as documents.
+
+Nothing of a job is kept in memory. Its id has the hash of what was asked for and when, so that a
+request which comes again finds its job, also after the server was killed.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from ipaddress import ip_network
+from typing import Any, Literal, NamedTuple
+
+from crawler import urls
+from crawler.api import site_crawls
+from crawler.api.backend import LedgerBackend
+from crawler.api.firecrawl_options import (
+    BatchBody,
+    CrawlBody,
+    Request,
+    ScrapeBody,
+    Understood,
+)
+from crawler.batches import FAILED, SUCCESS, shown
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.db.batches import Batch
+from crawler.db.results import iso
+from crawler.errors import CrawlerError, UrlError, UsageError
+from crawler.fetch.egress import ip_literal, names_loopback, objection
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobOptions
+from crawler.scraping.scope import ending
+from crawler.stack import read_stack
+
+REPEAT_S = 30
+"""How long after the end of a job an equal request without a key is the same job."""
+MAX_RETRY_S = 600
+"""How long a client waits at most before it asks again for a page."""
+PAGE_DOCUMENTS, PAGE_BYTES = 100, 10_000_000
+"""How much one page of documents has, about."""
+CHUNK = 25
+"""Results that are read at a time."""
+ROBOTS = "robots"
+Kind = Literal["scrape", "batch", "crawl"]
+
+_BASE64_IMAGE = re.compile(r"\(data:image/[^)\s]*\)")
+_OPEN_GRAPH = {
+    "og:title": "ogTitle",
+    "og:description": "ogDescription",
+    "og:url": "ogUrl",
+    "og:image": "ogImage",
+    "og:audio": "ogAudio",
+    "og:video": "ogVideo",
+    "og:locale": "ogLocale",
+    "og:site_name": "ogSiteName",
+}
+_HTTP_REASON = re.compile(r"http_([1-5]\d\d)")
+
+
+class NoJob(CrawlerError):
+    """A job that is not there, or belongs to another client."""
+
+
+class Conflict(CrawlerError):
+    """A request contradicts what is there."""
+
+
+class Forbidden(CrawlerError):
+    """An address that may not be fetched."""
+
+
+class Documents(NamedTuple):
+    """Some documents of a job, in the order in which they were collected."""
+
+    data: list[dict[str, Any]]
+    failed: list[dict[str, Any]]
+    """Pages that were not collected, as documents with an error."""
+    cursor: int
+    """What comes next is behind it."""
+    is_last: bool
+    is_complete: bool
+    """Whether nothing more will come."""
+
+
+class Begun(NamedTuple):
+    """A job that is in the ledger."""
+
+    batch: Batch
+    warning: str
+
+
+class Jobs:
+    """Begins and reads the jobs of clients. Its methods may be called from any thread."""
+
+    def __init__(
+        self, settings: Settings, backend: LedgerBackend, locks: Sequence[threading.Lock]
+    ) -> None:
+        """`locks` let one of equal requests at a time look for its job and begin it."""
+        self._settings, self._backend, self._locks = settings, backend, locks
+        self._networks = tuple(map(ip_network, settings.allow_nets))
+
+    @property
+    def _lpm(self) -> LocalPersistenceManager:
+        return self._backend.lpm
+
+    # Beginning
+
+    def scrape(self, client: str, body: ScrapeBody, how: Understood) -> Batch:
+        """Begin to fetch a page, or find the request that came before."""
+        self.check(body.url)
+        with self._lock_of("scrape", body):
+            id_, found = self._find_call(client, "scrape", body, "")
+            return found or self._submit(client, id_, "scrape", [body.url], body, how)
+
+    def batch(self, client: str, body: BatchBody, how: Understood, key: str) -> Begun:
+        """Begin to fetch pages, or find the request that came before."""
+        invalid = invalid_urls(body.urls)
+        if invalid and (len(invalid) == len(body.urls) or not body.ignore_invalid_urls):
+            raise UsageError(f"urls: {_why_invalid(invalid[0])}")
+        objections = [self._objection(url) for url in set(body.urls).difference(invalid)]
+        if all(objections):
+            raise Forbidden(objections[0])
+        if body.append_to_id is not None:
+            before = self.find(client, "batch", body.append_to_id)
+            if before is None:
+                raise NoJob(f"there is no job {body.append_to_id}")
+            if before.job.hold == "cancelled":
+                raise Conflict(f"the job {body.append_to_id} was cancelled: begin another one")
+            id_ = body.append_to_id
+            return Begun(self._submit(client, id_, "batch", body.urls, body, how), how.warning)
+        with self._lock_of(key or "batch", body):
+            id_, found = self._find_call(client, "batch", body, key)
+            found = found or self._submit(client, id_, "batch", body.urls, body, how)
+        return Begun(found, how.warning)
+
+    def crawl(self, client: str, body: CrawlBody, how: Understood, key: str) -> Begun:
+        """Begin to crawl a site, or find the request that came before."""
+        address = self.check(body.url)
+        if body.allow_subdomains and (problem := owners_below(address)):
+            raise UsageError(f"allowSubdomains: {problem}")
+        with self._lock_of(key or "crawl", body):
+            id_, found = self._find_call(client, "crawl", body, key)
+            if found is None:
+                self._begin_crawl(client, id_, address, body, how)
+                found = self._existing(client, id_)
+        return Begun(found, how.warning)
+
+    def _begin_crawl(
+        self, client: str, id_: str, address: urls.Address, body: CrawlBody, how: Understood
+    ) -> None:
+        scope = {
+            "subdomains": body.allow_subdomains,
+            "depth": body.max_discovery_depth,
+            "include": tuple(body.include_paths or ()),
+            "exclude": tuple(body.exclude_paths or ()),
+            "on_path": not body.regex_on_full_url,
+            "below": "" if body.crawl_entire_domain else _folder(address.url),
+            "limit": body.limit,
+            "sitemap": body.sitemap,
+        }
+        distributed = self._has_workers()
+        notes = self._notes("crawl", body, how, [body.url]) | shown(how.options)
+        notes["url"] = urls.without_credentials(body.url)
+        site_crawls.begin(
+            self._settings,
+            client,
+            id_,
+            body.url,
+            JobOptions(ignore_robots=body.ignore_robots_txt),
+            scope,
+            delay_s=body.delay or 0.0,
+            headers=how.options.headers,
+            notes=notes,
+            direct=not distributed,
+        )
+        if distributed:
+            from crawler.coordinator import publish
+
+            publish(self._settings, self._lpm)
+
+    def _submit(
+        self,
+        client: str,
+        id_: str,
+        kind: Kind,
+        given: Sequence[str],
+        body: Request,
+        how: Understood,
+    ) -> Batch:
+        notes = self._notes(kind, body, how, given)
+
+        def keep(lpm: LocalPersistenceManager, job: Job) -> None:
+            lpm.batches.keep_notes(job, notes)
+
+        distributed = self._has_workers()
+        self._backend.accept(client, id_, given, how.options, distributed, keep)
+        return self._existing(client, id_)
+
+    def _notes(
+        self, kind: Kind, body: Request, how: Understood, given: Sequence[str]
+    ) -> dict[str, Any]:
+        is_plain = not how.options.headers and not any(map(urls.credentials, given))
+        return {"v2": kind, "request": _digest(kind, body), "is_plain": is_plain, **how.notes}
+
+    def _lock_of(self, key: str, body: Request) -> threading.Lock:
+        digest = _digest(key, body)
+        return self._locks[int(digest[:8], 16) % len(self._locks)]
+
+    def _find_call(
+        self, client: str, kind: Kind, body: Request, key: str
+    ) -> tuple[str, Batch | None]:
+        """Return the id for a request, and its job if it came before."""
+        digest = _digest(kind, body)
+        if key:
+            id_ = _job_id(sha256(f"{kind} {key}".encode()).hexdigest(), 0)
+            found = self._lpm.batches.find(client, id_)
+            if found and found.shown.get("request") != digest:
+                raise Conflict("this x-idempotency-key came with another request before")
+            return id_, found
+        now = time.time()
+        id_ = _job_id(digest, int(now / REPEAT_S))
+        newest = self._lpm.batches.newest(client, id_[:-12])
+        if newest and newest.shown.get("request") == digest and _is_recent(newest, now):
+            return newest.session_id, newest
+        return id_, None
+
+    def _existing(self, client: str, id_: str) -> Batch:
+        batch = self._lpm.batches.find(client, id_)
+        assert batch is not None
+        return batch
+
+    def _has_workers(self) -> bool:
+        """Whether a stack, or a worker by itself, fetches pages."""
+        return read_stack(self._settings.data_dir).up or bool(owners.workers(self._lpm.owners))
+
+    def check(self, url: str) -> urls.Address:
+        """Return the address of a URL; raises what a client is told."""
+        try:
+            address = urls.parse(url)
+        except UrlError as error:
+            raise UsageError(f"url: {error}") from None
+        if problem := self._objection(url):
+            raise Forbidden(problem)
+        return address
+
+    def _objection(self, url: str) -> str:
+        """Say why a URL may not be fetched, if its host shows that by itself. What its name leads
+        to is checked when it is dialled."""
+        host = urls.split(urls.parse(url).url)[2]
+        literal = ip_literal(host)
+        if literal is None and names_loopback(host):
+            literal = ip_literal("127.0.0.1")
+        if literal is None:
+            return ""
+        problem = objection(literal, self._networks)
+        return f"{host[:200]} is not fetched from: {problem}" if problem else ""
+
+    # Reading
+
+    def find(self, client: str, kind: Kind, id_: str) -> Batch | None:
+        """The job of a client."""
+        batch = self._lpm.batches.find(client, id_)
+        return batch if batch and batch.shown.get("v2") == kind else None
+
+    def status(self, batch: Batch) -> dict[str, Any]:
+        """How far a job is, in the words of the dialect."""
+        total, completed = self._lpm.batches.page_counts(batch.job)
+        answer: dict[str, Any] = {
+            "success": True,
+            "status": _status(batch.job),
+            "total": total,
+            "completed": completed,
+            "creditsUsed": completed,
+            "expiresAt": None,
+        }
+        if batch.shown["warning"]:
+            answer["warning"] = batch.shown["warning"]
+        return answer
+
+    def documents(self, batch: Batch, cursor: int, skip: int = 0) -> Documents:
+        """The documents behind a cursor, without the first ones of them."""
+        data: list[dict[str, Any]] = []
+        failed: list[dict[str, Any]] = []
+        size = 0
+        while True:
+            page = self._backend.results(batch.client, batch.session_id, cursor, CHUNK)
+            if page is None:  # it was removed meanwhile
+                return Documents(data, failed, cursor, True, True)
+            cursor = page.cursor
+            for result in page.results:
+                if result["status"] == FAILED and result["task_id"] and _is_told(result):
+                    failed.append(failed_document(result))
+                elif result["status"] == SUCCESS and skip:
+                    skip -= 1
+                elif result["status"] == SUCCESS:
+                    data.append(document(result, batch.shown))
+                    size += sum(len(v) for v in data[-1].values() if isinstance(v, str))
+            if page.is_last or len(data) >= PAGE_DOCUMENTS or size >= PAGE_BYTES:
+                return Documents(data, failed, cursor, page.is_last, page.is_complete)
+
+    def page(self, batch: Batch) -> dict[str, Any] | None:
+        """The result of a scrape; None while it is not there."""
+        found = self._backend.results(batch.client, batch.session_id, 0, 1)
+        return found.results[0] if found and found.results else None
+
+    def stored_page(self, client: str, body: ScrapeBody, how: Understood) -> dict[str, Any] | None:
+        """A page that this client has collected within its `maxAge`; None if it is to be
+        fetched."""
+        if not body.max_age or how.options.headers or urls.credentials(body.url):
+            return None
+        address = self.check(body.url)
+        since = time.time() - body.max_age / 1000
+        found = self._lpm.batches.newest_page(client, address.key, since)
+        batch = self._lpm.batches.find(client, found[0]) if found else None
+        if found is None or batch is None:
+            return None
+        notes = how.notes | shown(how.options)
+        [result] = self._backend.results_of_tasks(batch._replace(shown=notes), [found[1]])
+        if result["status"] != SUCCESS:
+            return None
+        made = document(result, notes, body.url)
+        made["metadata"] |= {"cacheState": "hit", "cachedAt": result["crawled_at"]}
+        return made
+
+    def errors(self, batch: Batch) -> dict[str, Any]:
+        """The pages of a job that were not collected."""
+        failures = self._lpm.batches.failures(batch.job)
+        invalid = self._lpm.batches.rejected(batch.job, 0)
+        told = [
+            {
+                "id": each.task_id,
+                "timestamp": each.completed_at and iso(each.completed_at),
+                "url": each.url,
+                "code": each.reason,
+                "error": each.message or each.reason or "unknown",
+            }
+            for each in failures
+            if each.reason != ROBOTS
+        ]
+        told += [
+            {
+                "id": f"invalid-{-number}",
+                "timestamp": iso(batch.job.created_at),
+                "url": row.url,
+                "code": "invalid_url",
+                "error": row.reason,
+            }
+            for number, row in invalid
+        ]
+        blocked = [each.url for each in failures if each.reason == ROBOTS]
+        return {"success": True, "errors": told, "robotsBlocked": blocked}
+
+    def cancel(self, batch: Batch) -> bool:
+        """Cancel a job; False if it is done."""
+        if batch.job.hold != "cancelled" and batch.job.status == "done":
+            return False
+        self._backend.cancel(batch.client, batch.session_id)
+        return True
+
+    def active(self, client: str) -> list[Batch]:
+        """The crawls of a client that go on."""
+        return [
+            batch
+            for batch in self._lpm.batches.open_sessions(client)
+            if batch.shown.get("v2") == "crawl" and batch.job.hold != "cancelled"
+        ]
+
+    def wait_s(self, batch: Batch) -> float:
+        """How long a page will wait at least, as far as that is known; a client that comes again
+        within that time finds this job."""
+        from crawler.waits import WaitFinder
+
+        now = time.time()
+        counts = self._lpm.counts.progress(batch.job)
+        waits = WaitFinder(self._settings, self._lpm).find(batch.job, counts)
+        known = [wait.until - now for wait in waits if wait.until]
+        wait_s = min(MAX_RETRY_S, max([5.0, *known]))
+        self._lpm.batches.keep_until(batch, now + wait_s + REPEAT_S)
+        return wait_s
+
+
+# Ids
+
+
+def _digest(kind: str, body: Request) -> str:
+    given = body.model_dump(by_alias=True, exclude_unset=True)
+    return sha256(f"{kind} {json.dumps(given, sort_keys=True)}".encode()).hexdigest()
+
+
+def _job_id(digest: str, number: int) -> str:
+    """Return a UUID (version 8) of what is asked for and the number of a period."""
+    d = digest
+    return f"{d[:8]}-{d[8:12]}-8{d[12:15]}-8{d[15:18]}-{number & 0xFFFF_FFFF_FFFF:012x}"
+
+
+def _is_recent(batch: Batch, now: float) -> bool:
+    """Whether an equal request means this job."""
+    job = batch.job
+    if job.hold == "cancelled":
+        return False
+    if job.status != "done" or job.completed_at is None:
+        return True
+    until: float = batch.shown.get("until", 0.0)
+    return abs(now - job.completed_at) < REPEAT_S or now < until
+
+
+# URLs
+
+
+def invalid_urls(given: Sequence[str]) -> list[str]:
+    """Return those that are no URLs."""
+    return [url for url in given if _why_invalid(url)]
+
+
+def _why_invalid(url: str) -> str:
+    try:
+        urls.parse(url)
+    except UrlError as error:
+        return str(error)
+    return ""
+
+
+def owners_below(address: urls.Address) -> str:
+    """Say why the hosts below that of a URL are no part of its site, if they are not."""
+    host = urls.split(address.url)[2].removeprefix("www.")
+    if urls.is_public_suffix(host):
+        return f"the hosts below {host} belong to different owners"
+    return ""
+
+
+def _folder(url: str) -> str:
+    """Return the path that a crawl stays below: that of its start, or the folder of its file."""
+    path = "/" + urls.split(url)[4].partition("?")[0]
+    return path.rpartition("/")[0] + "/" if ending(path) else path
+
+
+# Documents
+
+
+def _status(job: Job) -> str:
+    if job.hold == "cancelled":
+        return "cancelled"
+    return "completed" if job.status == "done" else "scraping"
+
+
+def _is_told(result: Mapping[str, Any]) -> bool:
+    """Whether a page that was not collected is a failure, and not a way to another page."""
+    ways = ("redirected", "sitemap", "no_sitemap", "no_robots_txt", "read_again", "out_of_scope")
+    return result["reason"] not in (*ways, "login_page", "login_wall", "cancelled")
+
+
+def document(
+    result: Mapping[str, Any], notes: Mapping[str, Any], url: str | None = None
+) -> dict[str, Any]:
+    """Return a collected page as a document; `url` is as the client has written it."""
+    made: dict[str, Any] = {}
+    for name in notes["v2_formats"]:
+        value = result.get("html" if name == "rawHtml" else name)
+        if value is not None:
+            made[name] = value
+    if "markdown" in made and not notes["keeps_images"]:
+        made["markdown"] = _BASE64_IMAGE.sub("(<Base64-Image-Removed>)", made["markdown"])
+    problems = [f"{name}: {why}" for name, why in result.get("format_errors", {}).items()]
+    if warning := "; ".join(filter(None, (notes["warning"], *problems))):
+        made["warning"] = warning
+    about, record = result["metadata"], result.get("data") or {}
+    made["metadata"] = {
+        **_of_record(record),
+        "title": result["title"],
+        "sourceURL": url or result["url"],
+        "url": about["final_url"],
+        "statusCode": about["status_code"],
+        "contentType": about["content_type"],
+        "scrapeId": result["task_id"],
+        "scrapedAt": result["crawled_at"],
+        "cacheState": "miss",
+        "creditsUsed": 1,
+    }
+    return made
+
+
+def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a page says of itself, as far as its record has it."""
+    found = {
+        name: record[name]
+        for name in ("description", "language", "canonical")
+        if isinstance(record.get(name), str)
+    }
+    graph = record.get("opengraph")
+    if isinstance(graph, dict):
+        known = {_OPEN_GRAPH[name]: value for name, value in graph.items() if name in _OPEN_GRAPH}
+        found |= {name: value for name, value in known.items() if isinstance(value, str)}
+    return found
+
+
+def failed_document(result: Mapping[str, Any], url: str | None = None) -> dict[str, Any]:
+    """Return a page that was not collected as a document without content."""
+    reason = result["reason"] or "unknown"
+    about = {
+        "sourceURL": url or result["url"],
+        "url": result["url"],
+        "error": result["error"],
+        "errorCode": reason,
+        "scrapeId": result["task_id"],
+    }
+    if status := http_status(reason):
+        about["statusCode"] = status
+    return {"metadata": about}
+
+
+def http_status(reason: str) -> int | None:
+    """Return the status of a server that answered with an error page."""
+    match = _HTTP_REASON.fullmatch(reason)
+    return int(match[1]) if match else None
