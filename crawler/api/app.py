@@ -10,8 +10,8 @@ from crawler import __version__
 from crawler.api import errors, firecrawl, routes, streams
 from crawler.api.auth import TokenAuth
 from crawler.api.backend import LedgerBackend
-from crawler.api.limits import Guard
-from crawler.api.mcp_route import PATH, McpRoute
+from crawler.api.limits import MCP_PATH, Guard
+from crawler.api.mcp_route import McpRoute
 from crawler.api.service import Service
 from crawler.api.tokens import Tokens
 from crawler.config import Settings
@@ -27,7 +27,7 @@ def create_app(settings: Settings, is_local: bool = True) -> FastAPI:
     backend = LedgerBackend(settings)
     service = Service(settings, backend)
     auth = TokenAuth(Tokens(settings), is_local)
-    mcp = McpRoute(settings, backend)
+    mcp = McpRoute(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +49,7 @@ def create_app(settings: Settings, is_local: bool = True) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.router.routes.append(Route(PATH, mcp))
+    app.router.routes.append(Route(MCP_PATH, mcp, methods=["POST"]))
     app.state.settings = settings
     app.state.backend = backend
     app.state.service = service

@@ -31,6 +31,9 @@ SILENT_S = 30.0
 """How long a body may stand still, and how long a client may take nothing of an answer."""
 BODY_S = 120.0
 """How long a whole body may take."""
+MCP_PATH = "/mcp"
+"""All its requests are POST. Its tools that only read are for every client; the others ask for the
+scope by themselves."""
 _WITHOUT_BODY = ("GET", "HEAD", "DELETE", "OPTIONS")
 """Methods whose bodies nobody reads."""
 
@@ -98,7 +101,11 @@ class Guard:
     def _admit(self, scope: Asgi) -> None:
         client = self._auth.client_of(HTTPConnection(scope))
         if scope["path"] not in OPEN_PATHS:
-            is_harmless = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
+            is_harmless = (
+                scope["type"] == "websocket"
+                or scope["method"] in ("GET", "HEAD")
+                or scope["path"] == MCP_PATH
+            )
             wanted: Scope = "read" if is_harmless else "crawl"
             if not client.may(wanted):
                 raise ApiError(403, "scope", f"this token has no scope {wanted!r}")

@@ -1,6 +1,6 @@
-"""`/mcp` of the API: who asks, and whether the extra `mcp` is there."""
+"""`/mcp` of the API: who asks, what that client may do, and whether the extra `mcp` is there."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,23 +9,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from crawler.api.auth import current_client
-from crawler.api.backend import LedgerBackend
+from crawler.api.auth import Client, current_client
+from crawler.api.backend import SessionState
+from crawler.api.errors import ApiError
+from crawler.api.intake import NewCall
 from crawler.api.mcp_tools import Caller
-from crawler.config import Settings
+from crawler.api.service import Service
+from crawler.batches import BatchOptions
 from crawler.errors import UsageError
 
 if TYPE_CHECKING:
     from crawler.api.mcp import HttpTransport
 
-PATH = "/mcp"
-
 
 class McpRoute:
     """Serves MCP to the clients of the API; without the extra, it says what to install."""
 
-    def __init__(self, settings: Settings, backend: LedgerBackend) -> None:
-        self._backend = backend
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._transport: HttpTransport | None = None
         self._missing = ""
         try:
@@ -33,7 +34,7 @@ class McpRoute:
         except UsageError as error:
             self._missing = str(error)
         else:
-            self._transport = mcp.HttpTransport(settings, backend, self._caller_of)
+            self._transport = mcp.HttpTransport(service.settings, service.backend, self._caller_of)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -45,12 +46,32 @@ class McpRoute:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse those who may not ask, and serve the others."""
-        current_client(HTTPConnection(scope))
+        """Serve a request, of which a client may have some at a time."""
         if self._transport is None:
             raise HTTPException(501, self._missing)
-        await self._transport(scope, receive, send)
+        with self._service.waits.taken(current_client(HTTPConnection(scope)).name):
+            await self._transport(scope, receive, send)
 
     def _caller_of(self, request: HTTPConnection) -> Caller:
-        name = current_client(request).name
-        return Caller(name, partial(self._backend.submit, name))
+        client = current_client(request)
+        return Caller(client.name, partial(self._submit, client))
+
+    def _submit(
+        self,
+        client: Client,
+        session_id: str,
+        urls: Sequence[str],
+        options: BatchOptions,
+        distributed: bool,
+    ) -> SessionState:
+        """Accept URLs within the scopes and limits of a client."""
+        if not client.may("crawl"):
+            raise UsageError("this token has no scope 'crawl': it can only read")
+        call = NewCall(urls=urls, options=options, session_id=session_id, distributed=distributed)
+        try:
+            self._service.intake.accept(client, call)
+        except ApiError as error:
+            raise UsageError(str(error.detail)) from None
+        state = self._service.backend.progress(client.name, session_id)
+        assert state is not None
+        return state

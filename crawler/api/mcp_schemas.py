@@ -64,13 +64,17 @@ class BatchArguments(Arguments, frozen=True):
         list[str],
         Meta(min_length=1, max_length=MAX_URLS, description="The URLs, at most 10,000 of them."),
     ]
-    session_id: Annotated[
-        SessionId | None,
-        Meta(
-            description="A name for these URLs. The same name with the same URLs is the same "
-            "crawl; without one, a new name is made."
-        ),
-    ] = None
+    session_id: (
+        Annotated[
+            str,
+            Meta(
+                pattern=rf"^[A-Za-z0-9][A-Za-z0-9._~:@-]{{0,99}}{_END}",
+                description="A name for these URLs, of letters, digits and ._~:@- only. The same "
+                "name with the same URLs is the same crawl; without one, a new name is made.",
+            ),
+        ]
+        | None
+    ) = None
     formats: Formats = ("markdown",)
 
 
