@@ -25,7 +25,7 @@ _ENDS = "('completed', 'failed', 'skipped', 'expired', 'poison')"
 """What the timeline calls the end of a task."""
 _ROWS = """
     SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
-    FROM tasks WHERE job_id = ?1 AND file_number = ?2
+    FROM tasks WHERE job_id = ?1 AND file_number = ?2 AND source_line NOT NULL
     UNION ALL SELECT source_line, task, NULL, NULL FROM job_links
     WHERE job_id = ?1 AND file_number = ?2
     UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
