@@ -34,7 +34,7 @@ _FAILED = f"""status IN ('failed', 'expired') OR (status = 'skipped' AND NOT {_N
 not go."""
 _ROWS = """
     SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
-    FROM tasks WHERE job_id = ?1 AND file_number = ?2
+    FROM tasks WHERE job_id = ?1 AND file_number = ?2 AND source_line NOT NULL
     UNION ALL SELECT source_line, task, NULL, NULL FROM job_links
     WHERE job_id = ?1 AND file_number = ?2
     UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
