@@ -10,10 +10,11 @@ import pytest
 
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
-from crawler.db.batches import key_of, session_of
+from crawler.db.batches import Batch, key_of, session_of
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus
+from crawler.page_formats import PageFormats
 from crawler.waits import WaitFinder
 from tests.support.patient import ledger, look, of, pages_of, wipe, wrong
 from tests.support.tasks import done, new, open_job, page
@@ -50,12 +51,17 @@ def collect(lpm: LocalPersistenceManager, count: int = 100) -> list[str]:
     return [task.url for task in tasks]
 
 
+def reader(lpm: LocalPersistenceManager, batch: Batch) -> BatchReader:
+    """Reads the results of a session that asks for records only."""
+    return BatchReader(lpm, batch, PageFormats())
+
+
 def results(lpm: LocalPersistenceManager, given: Submitted) -> list[tuple[str | None, str]]:
     """URL and status of each result of a call."""
     batch = lpm.batches.find("", "s")
     assert batch
     asked = lpm.batches.asked(given.job, given.number)
-    return [(each["url"], each["status"]) for each in BatchReader(lpm, batch).results(asked)]
+    return [(each["url"], each["status"]) for each in reader(lpm, batch).results(asked)]
 
 
 def test_a_call_that_comes_again_changes_nothing(
@@ -197,7 +203,7 @@ def test_different_passwords_for_a_server_are_refused_and_store_nothing(
     settings: Settings, lpm: LocalPersistenceManager
 ) -> None:
     """The message names the server and no password."""
-    with pytest.raises(UsageError, match="http://a.example") as caught:
+    with pytest.raises(UsageError, match=r"http://a\.example") as caught:
         give(settings, ["http://u:first@a.example/1", "http://u:second@a.example/2"])
 
     assert "first" not in str(caught.value)
@@ -353,7 +359,7 @@ def test_a_result_of_a_removed_job_says_so(
     batch = lpm.batches.find("", "s")
     assert batch
 
-    [result] = BatchReader(lpm, batch).of_tasks([999])
+    [result] = reader(lpm, batch).of_tasks([999])
 
     assert (result["status"], result["reason"]) == ("failed", "removed")
 
