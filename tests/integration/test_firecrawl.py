@@ -444,7 +444,7 @@ async def use_asynchronous_client(server: Server, web: Pages) -> None:
     assert state.status == "completed"
     assert paths_of(web, state.data) == {"/blog/1", "/about"}
     assert "skipTlsVerification" in (state.data[0].warning or "")
-    assert (await client.get_batch_scrape_errors(batch.id)).errors == []
+    assert (await client.get_batch_scrape_errors(batch.id))["errors"] == []
 
 
 def test_the_loader_of_langchain(server: Server, web: Pages) -> None:
@@ -520,7 +520,6 @@ HOSTILE: list[tuple[str, object, int, str]] = [
     ("batch/scrape", {"urls": ["http://10.0.0.1/", "http://10.0.0.2/"]}, 403, ""),
     ("batch/scrape", {"urls": [URL], "appendToId": "x"}, 404, "no job"),
     ("batch/scrape", {"urls": [URL], "webhook": 5}, 400, "webhook"),
-    ("crawl", {"url": "county"}, 200, ""),
     ("crawl", {"url": URL, "includePaths": ["("]}, 400, "regular expression"),
     ("crawl", {"url": URL, "excludePaths": [r"(a)\1"]}, 400, "regular expression"),
     ("crawl", {"url": URL, "limit": 0}, 400, "limit"),
@@ -542,8 +541,8 @@ def test_odd_requests(server: Server, path: str, body: object, status: int, told
     answer = post(server, path, body)
 
     assert answer.status_code == status, answer.text
-    assert answer.json()["success"] is (status == 200)
-    assert told in answer.json().get("error", "")
+    assert answer.json()["success"] is False
+    assert told in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
