@@ -30,7 +30,7 @@ from crawler.models import CrawlOptions
 from crawler.scraping.scope import OUT, Scope
 from tests.support.dialect_server import Server
 from tests.support.pages import Answer, Pages, parcel
-from tests.support.stack import wait_for
+from tests.support.stack import Folder, wait_for
 
 HAS_FORMATS = find_spec("crawler.page_formats") is not None
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_RATE": "none"}
@@ -362,6 +362,23 @@ def test_a_crawl_is_cancelled(client: Firecrawl, web: Pages) -> None:
     assert job.id not in [each.id for each in client.get_active_crawls().crawls]
     released.set()
     assert client.cancel_crawl(job.id) is True
+
+
+def test_workers_fetch_the_pages_if_there_are_any(
+    folder: Folder, redis_url: str, web: Pages
+) -> None:
+    """Batches and crawls go through the queues of a stack, and need no process of their own."""
+    settings = LOOPBACK | {"REDIS_URL": redis_url}
+    folder.env |= settings
+    folder.worker(1)
+    with Server(folder.data, **settings) as server:
+        client = Firecrawl(api_key="any", api_url=server.url)
+        job = client.start_crawl(f"{web.url}/", sitemap="skip")
+        document = client.scrape(f"{web.url}/about")
+
+        assert document.metadata_typed.title == "Parcel 3"
+        assert "/blog/1/more" in paths_of(web, ended(client, job.id).data)
+    assert not (folder.data / "logs" / "direct.log").exists()
 
 
 def test_a_map(client: Firecrawl, web: Pages) -> None:
