@@ -14,10 +14,11 @@ from crawler.config import Settings
 from crawler.db.batches import Asked, Batch, NewBatch, TaskOutcome
 from crawler.db.imports import RejectedRow
 from crawler.db.results import iso
-from crawler.errors import UrlError, UsageError
+from crawler.errors import StoreError, UrlError, UsageError
 from crawler.fetch.session import Session, check
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask, TaskStatus
+from crawler.page_formats import ERRORS, PageFormats, PageToConvert, check_formats
 
 MAX_URLS = 100_000
 """URLs of one call, which go into the ledger in one commit."""
@@ -82,6 +83,7 @@ def submit(
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
     if options.rate is not None and (problem := config.bad_rate(options.rate)):
         raise UsageError(f"options: rate: {problem}")
+    check_formats(_made_of_pages(options.formats))
     headers = tuple(options.headers.items())
     session = Session(headers=headers)
     check(session)
@@ -123,6 +125,11 @@ def shown(options: BatchOptions) -> dict[str, Any]:
     return {"formats": options.formats, "only_main_content": options.only_main_content}
 
 
+def _made_of_pages(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats for which the page is read; the record is in the ledger."""
+    return tuple(name for name in formats if name != "record")
+
+
 def _rows(
     given: Sequence[str], priority: int
 ) -> tuple[list[NewTask], list[RejectedRow], list[tuple[str, str]]]:
@@ -141,8 +148,8 @@ def _rows(
 class BatchReader:
     """Reads the results of one session, in the shape that programs and the API get."""
 
-    def __init__(self, lpm: LocalPersistenceManager, batch: Batch) -> None:
-        self._lpm, self._batch = lpm, batch
+    def __init__(self, lpm: LocalPersistenceManager, batch: Batch, converter: PageFormats) -> None:
+        self._lpm, self._batch, self._converter = lpm, batch, converter
 
     def of_tasks(self, tasks: Sequence[int]) -> list[dict[str, Any]]:
         """Return the results of tasks, in their order."""
@@ -153,7 +160,45 @@ class BatchReader:
         ids = sorted({row.task for row in asked if row.task is not None})
         outcomes = self._lpm.batches.outcomes(ids)
         stored = dict(self._lpm.results.of_tasks(ids))
-        return [self._result(row, outcomes, stored) for row in asked]
+        results = [self._result(row, outcomes, stored) for row in asked]
+        if formats := _made_of_pages(self._batch.shown["formats"]):
+            self._add_formats(formats, asked, results)
+        return results
+
+    def _add_formats(
+        self, formats: tuple[str, ...], asked: Sequence[Asked], results: list[dict[str, Any]]
+    ) -> None:
+        """Add formats to all successful results, in one call of the converter. The same URL twice
+        is converted once."""
+        urls = {
+            row.task: result["metadata"]["final_url"]
+            for row, result in zip(asked, results, strict=True)
+            if row.task is not None and result["status"] == SUCCESS and "metadata" in result
+        }
+        problems: dict[int, str] = {}
+
+        def read(task: int) -> PageToConvert:
+            try:
+                head, raw = self._read_page(task)
+            except StoreError as error:
+                problems[task] = str(error)
+                return PageToConvert("", b"", "", ())
+            main = self._batch.shown["only_main_content"]
+            return PageToConvert(head, raw, urls[task], formats, main)
+
+        converted = dict(zip(urls, self._converter.convert(map(read, urls)), strict=True))
+        for task, problem in problems.items():
+            converted[task] = {ERRORS: dict.fromkeys(formats, problem)}
+        for row, result in zip(asked, results, strict=True):
+            if row.task in converted:
+                result.update(converted[row.task])
+
+    def _read_page(self, task: int) -> tuple[str, bytes]:
+        """Return head and body of the page of a result; `StoreError` says why there is none."""
+        if page := self._lpm.pages.of_result(task):
+            return page
+        gone = self._lpm.pages.why_gone(task)
+        raise StoreError(f"the page {gone or 'was not stored (CRAWLER_RAW=all stores pages)'}")
 
     def _result(
         self, row: Asked, outcomes: dict[int, TaskOutcome], stored: dict[int, dict[str, Any]]
@@ -163,7 +208,7 @@ class BatchReader:
             reason = {"reason": INVALID_URL, "error": row.reason, "task_id": None}
             return {"status": FAILED, "url": row.url, **session, "worker_id": None,
                     "crawled_at": None, **reason}  # fmt: skip
-        outcome = outcomes[row.task]
+        outcome = outcomes.get(row.task) or _REMOVED
         about = {
             "status": _status(outcome),
             "url": outcome.url,
@@ -196,6 +241,14 @@ class BatchReader:
         if invalid := result.get("invalid"):
             shown["invalid"] = invalid
         return about | shown
+
+
+_REMOVED = TaskOutcome(
+    task_id="", url="", status=TaskStatus.FAILED, attempts=0, error_type="removed",
+    error_message="its job was removed from the store", completed_at=None, bytes=None,
+    content_type=None, fetch_ms=None, worker=None,
+)  # fmt: skip
+"""Of a task that `prune` has removed since it ended."""
 
 
 def _status(outcome: TaskOutcome) -> str:

@@ -18,7 +18,9 @@ import msgspec
 from crawler.errors import ConfigError
 from crawler.redis_client import RedisAddress
 
-_SECRETS = ("redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token")
+_SECRETS = (
+    "redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token", "api_token",
+)  # fmt: skip
 DEFAULT_RATE = "2/s"
 _KINDS = {"int": "a whole number", "float": "a number"}
 
@@ -43,6 +45,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gateway_dialect: Literal["plain", "typed"] = "plain"
     """`typed`: the Gateway has the paths /internal/parcel/… and /internal/party/…, and its times
     have no zone."""
+    api_token: str | None = None
+    """The token of the operator for the API of `serve`. More tokens: `serve token add`."""
+    api_token_file: Path | None = None
+    """A file with that token, used if CRAWLER_API_TOKEN is not set. It may be replaced at any
+    time."""
     window: int = 2000
     """Maximum number of tasks in Redis at a time. All tasks are in the ledger."""
     raw: Literal["all", "failed", "none"] = "all"
@@ -326,6 +333,7 @@ _CHECKS = {
     "redis_url": _bad_redis_url,
     "gateway_url": _bad_gateway,
     "gateway_token": _bad_token,
+    "api_token": _bad_token,
     "http_proxy": _bad_proxy,
     "https_proxy": _bad_proxy,
     "failpoint": _bad_failpoint,

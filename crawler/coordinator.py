@@ -7,8 +7,9 @@ import logging
 import math
 import secrets
 import time
+import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,17 @@ from crawler.batches import (
     BatchOptions,
     BatchReader,
     Statistics,
+    shown,
     statistics,
     submit,
 )
 from crawler.config import Settings
-from crawler.db.batches import Asked, Batch
+from crawler.db.batches import DIRECT, Asked, Batch
 from crawler.direct import DirectProcess
 from crawler.errors import ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job
+from crawler.models import Job, JobStatus, Wait
+from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +43,11 @@ STEP_S = 0.5
 """How long one step waits for a page at most."""
 GIVE_UP_S = 60.0
 """How long to wait while nothing can go on: no worker runs, or the session is paused."""
+SESSION_LENGTH = 100
 LOOK_INTERVAL_S = 2.0
 """How often to search for what keeps all pages from going on."""
+RESULTS_PER_READ = 100
+"""Results that are read, and their pages converted, at a time. A cancelled call ends after them."""
 
 Progress = Callable[[int, int], Any]
 Result = dict[str, Any]
@@ -60,21 +66,28 @@ class CrawlCoordinator:
         *,
         distributed: bool = False,
         data_dir: str | Path | None = None,
+        give_up_s: float = GIVE_UP_S,
     ) -> None:
         """Without a `session_id` a new one is made. With `distributed`, the workers of a stack
         fetch the pages; otherwise a process of its own does, and no Redis is needed. `data_dir` is
-        the data folder, by default that of the settings."""
-        self.session_id = checked(
-            session_id or f"session-{secrets.token_hex(8)}", Name, "session_id"
-        )
-        if self.session_id.strip() != self.session_id or len(self.session_id) > 100:
-            raise UsageError("session_id: at most 100 characters, and no space at either end")
+        the data folder, by default that of the settings. After `give_up_s` in which nothing could
+        go on, a call returns what it has."""
+        if session_id is None:
+            session_id = f"session-{secrets.token_hex(8)}"
+        self.session_id = checked(session_id, Name, "session_id")
+        if session_id.strip() != session_id or len(session_id) > SESSION_LENGTH:
+            raise UsageError(
+                f"session_id: at most {SESSION_LENGTH} characters, and no space at either end"
+            )
         self.distributed = distributed
+        self._give_up_s = checked(give_up_s, float, "give_up_s")
         self.statistics: Statistics | None = None
         """Of the last crawl that has ended."""
         settings = config.load()
         folder = Path(data_dir) if data_dir else settings.data_dir
-        self._settings = msgspec.structs.replace(settings, data_dir=folder)
+        self._settings = msgspec.structs.replace(settings, data_dir=folder.absolute())
+        self._converter = PageFormats()
+        weakref.finalize(self, self._converter.close)
 
     async def crawl_many(
         self,
@@ -89,8 +102,18 @@ class CrawlCoordinator:
         `on_progress(done, total)` is called as pages end. After `timeout_s`, what is not done is
         returned as `pending`: the ledger keeps it. Cancelling this call cancels the session.
         """
+        return await self._crawl(urls, options, on_progress, timeout_s, keeps=False)
+
+    async def _crawl(
+        self,
+        urls: Sequence[str],
+        options: dict[str, Any] | None,
+        on_progress: Progress | None,
+        timeout_s: float | None,
+        keeps: bool,
+    ) -> list[Result]:
         began, done = time.monotonic(), 0
-        async with self._begun(urls, options, timeout_s) as crawl:
+        async with self._begun(urls, options, timeout_s, keeps) as crawl:
             while not crawl.is_over:
                 ended = await crawl.call(crawl.step)
                 done += len(ended)
@@ -98,7 +121,9 @@ class CrawlCoordinator:
                     told = on_progress(done, len(crawl.asked))
                     if inspect.isawaitable(told):
                         await told
-            results: list[Result] = await crawl.call(crawl.results, crawl.asked)
+            results: list[Result] = []
+            for rows in _parts(crawl.asked):
+                results += await crawl.call(crawl.results, rows)
         self.statistics = statistics(results, time.monotonic() - began)
         return results
 
@@ -110,10 +135,11 @@ class CrawlCoordinator:
         *,
         timeout_s: float | None = None,
     ) -> list[Result]:
-        """The same for programs without an event loop."""
+        """The same for programs without an event loop. Ctrl-C keeps the session: the same call goes
+        on with it."""
         if _is_in_loop():
             raise UsageError("an event loop runs here: use `await crawl_many(…)`")
-        return asyncio.run(self.crawl_many(urls, options, on_progress, timeout_s=timeout_s))
+        return asyncio.run(self._crawl(urls, options, on_progress, timeout_s, keeps=True))
 
     async def stream(
         self,
@@ -127,58 +153,74 @@ class CrawlCoordinator:
         began, given = time.monotonic(), []
         async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
-                for result in await crawl.call(crawl.step_results):
-                    given.append(_brief(result))
-                    yield result
+                for rows in _parts(await crawl.call(crawl.step_to_stream)):
+                    for result in await crawl.call(crawl.results, rows):
+                        given.append(_brief(result))
+                        yield result
         self.statistics = statistics(given, time.monotonic() - began)
 
     async def cancel(self) -> None:
-        """Cancel the session: what has not begun is skipped."""
+        """Cancel the session: what has not begun is skipped. One that is done stays so."""
         await asyncio.to_thread(self._cancel)
 
     def _cancel(self) -> None:
         with LocalPersistenceManager(self._settings.data_dir) as lpm:
             if batch := lpm.batches.find("", self.session_id):
-                lpm.jobs.hold(batch.job, "cancelled", lpm.now())
-                lpm.jobs.finalise(lpm.now())
+                _cancel(lpm, batch.job)
 
     @contextlib.asynccontextmanager
     async def _begun(
-        self, urls: Sequence[str], options: dict[str, Any] | None, timeout_s: float | None
+        self,
+        urls: Sequence[str],
+        options: dict[str, Any] | None,
+        timeout_s: float | None,
+        keeps: bool = False,
     ) -> "AsyncIterator[_Crawl]":
-        """A crawl that has begun. If it is left before its end, the session is cancelled."""
+        """A crawl that has begun. If it is cancelled, so is the session, unless it `keeps` it.
+
+        After an error the ledger keeps what is open: the same call goes on with it.
+        """
         given = checked(_as_list(urls), list[str], "urls")
         how = checked(options or {}, BatchOptions, "options")
-        crawl = _Crawl(self._settings, not self.distributed, timeout_s)
+        limit_s = math.inf if timeout_s is None else checked(timeout_s, float, "timeout_s")
+        crawl = _Crawl(
+            self._settings, self._converter, not self.distributed, limit_s, self._give_up_s
+        )
+        cancelled = False
         try:
             await crawl.call(crawl.begin, self.session_id, given, how)
             yield crawl
+        except (asyncio.CancelledError, GeneratorExit):
+            cancelled = not keeps
+            raise
         finally:
             # Shielded, so that a cancelled call leaves no process behind.
-            await asyncio.shield(self._close(crawl))
-
-    async def _close(self, crawl: "_Crawl") -> None:
-        if not crawl.is_over:
-            await asyncio.to_thread(self._cancel)
-        await crawl.call(crawl.close)
-        crawl.executor.shutdown(wait=False)
+            await asyncio.shield(crawl.end(cancelled))
 
 
 class _Crawl:
     """One call, on a thread of its own: the ledger's connections are for one thread at a time."""
 
-    def __init__(self, settings: Settings, direct: bool, timeout_s: float | None) -> None:
-        self._settings, self._direct = settings, direct
-        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self.executor = ThreadPoolExecutor(1, "crawl")
+    def __init__(
+        self,
+        settings: Settings,
+        converter: PageFormats,
+        direct: bool,
+        limit_s: float,
+        give_up_s: float,
+    ) -> None:
+        self._settings, self._converter, self._direct = settings, converter, direct
+        self._give_up_s = give_up_s
+        self._end = time.monotonic() + limit_s
+        self._executor = ThreadPoolExecutor(1, "crawl")
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._reader: BatchReader | None = None
         self._process: DirectProcess | None = None
         self._stall: _Stall | None = None
-        self._job: Job
+        self._job: Job | None = None
         self._open: dict[int, list[Asked]] = defaultdict(list)
-        self._invalid: list[Asked] = []
-        """What is no URL has ended before it began."""
+        self._ended: list[Asked] = []
+        """What had ended before this call: URLs that are none, and pages of an earlier call."""
         self._cursor = 0
         self._version: object = None
         self.asked: list[Asked] = []
@@ -186,7 +228,14 @@ class _Crawl:
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method on the thread of this crawl."""
-        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+    async def end(self, cancelled: bool) -> None:
+        """End the process, and close the store."""
+        try:
+            await self.call(self._close, cancelled)
+        finally:
+            self._executor.shutdown(wait=False)
 
     @property
     def left(self) -> list[Asked]:
@@ -201,33 +250,37 @@ class _Crawl:
         submitted = submit(self._settings, session_id, urls, options, direct=self._direct)
         lpm, job = self._lpm, submitted.job
         self.asked = lpm.batches.asked(job, submitted.number)
-        self._reader = BatchReader(lpm, Batch(job, "", session_id, {"formats": options.formats}))
+        batch = Batch(job, "", session_id, shown(options))
+        self._reader = BatchReader(lpm, batch, self._converter)
+        self._job = job
+        # Before their states are read: what ends in between is read once more.
+        self._cursor = lpm.batches.newest_end()
+        ended = lpm.batches.ended([row.task for row in self.asked if row.task is not None])
         for row in self.asked:
-            if row.task is None:
-                self._invalid.append(row)
+            if row.task is None or row.task in ended:
+                self._ended.append(row)
             else:
                 self._open[row.task].append(row)
-        self._job = job
+        self._stall = _Stall(self._settings, lpm, job, self._give_up_s)
+        if not self._open:
+            return
         if self._direct:
             self._process = DirectProcess(self._settings, lpm, job)
         else:
-            self._stall = _Stall(self._settings, lpm, job)
             publish(self._settings, lpm)
 
     def step(self) -> list[Asked]:
         """Wait a moment for pages to end, and return those that have."""
-        ended, self._invalid = self._invalid, []
+        ended, self._ended = self._ended, []
         until = time.monotonic() + STEP_S
         while not ended and self._open and time.monotonic() < until:
-            if self._process:
-                self._process.look()
+            if self._is_hopeless(time.monotonic()):
+                self.is_over = True
+                return []
             version = self._lpm.store.data_version()
             if version != self._version:
                 self._version = version
                 ended = self._read_ends()
-            elif self._is_hopeless(time.monotonic()):
-                self.is_over = True
-                return []
             else:
                 time.sleep(POLL_S)
         if not self._open:
@@ -235,25 +288,39 @@ class _Crawl:
             self.is_over = True
         return ended
 
-    def step_results(self) -> list[Result]:
-        """The same with their results; in the end also of those that have not ended."""
+    def step_to_stream(self) -> list[Asked]:
+        """The same; in the end also those that have not ended."""
         ended = self.step()
-        return self.results(ended + self.left if self.is_over else ended)
+        return ended + self.left if self.is_over else ended
 
     def _is_hopeless(self, now: float) -> bool:
         """Whether there is no time left, or nothing goes on."""
-        return now >= self._end or (self._stall is not None and self._stall.gives_up(now))
+        assert self._stall
+        if now >= self._end:
+            return True
+        if self._process:
+            try:
+                self._process.look()
+            except ServiceError as error:
+                self._stall.reason = str(error)
+                return True
+        return self._stall.gives_up(now)
 
     def _read_ends(self) -> list[Asked]:
+        assert self._job
+        assert self._stall
         found: list[Asked] = []
         while True:
             ends = self._lpm.batches.ends(self._job, self._cursor)
             self._cursor = ends.cursor
             for _, task in ends.tasks:
                 found += self._open.pop(task, [])
+            if ends.is_complete:  # whatever its timeline has lost
+                found += self.left
+                self._open.clear()
             if ends.is_last:
-                if found and self._stall:
-                    self._stall.reset()
+                if found:
+                    self._stall.reset(time.monotonic())
                 return found
 
     def results(self, asked: Sequence[Asked]) -> list[Result]:
@@ -267,43 +334,59 @@ class _Crawl:
                     result["error"] = f"it is not done yet: {self._stall.reason}"
         return found
 
-    def close(self) -> None:
-        """End the process, and close the store."""
+    def _close(self, cancelled: bool) -> None:
+        if cancelled and self._job and not self.is_over:
+            _cancel(self._lpm, self._job)
         if self._process:
             self._process.stop()
         self._lpm.close()
 
 
+def _cancel(lpm: LocalPersistenceManager, job: Job) -> None:
+    if lpm.jobs.get(job.id).status != JobStatus.DONE:
+        lpm.jobs.hold(job, "cancelled", lpm.now())
+        lpm.jobs.finalise(lpm.now())
+
+
 class _Stall:
     """Notices when nothing can go on."""
 
-    def __init__(self, settings: Settings, lpm: LocalPersistenceManager, job: Job) -> None:
+    def __init__(
+        self, settings: Settings, lpm: LocalPersistenceManager, job: Job, give_up_s: float
+    ) -> None:
         from crawler.waits import WaitFinder
 
         self._lpm, self._job = lpm, job
         self._finder = WaitFinder(settings, lpm)
+        self._give_up_s = give_up_s
         self._since: float | None = None
         self._look_at = 0.0
         self.reason = ""
 
-    def reset(self) -> None:
+    def reset(self, now: float) -> None:
         """Note that a page has ended."""
         self._since, self.reason = None, ""
+        self._look_at = now + LOOK_INTERVAL_S
 
     def gives_up(self, now: float) -> bool:
         """Whether nothing could go on for too long."""
-        from crawler.waits import endless_wait
-
         if now >= self._look_at:
             self._look_at = now + LOOK_INTERVAL_S
-            counts = self._lpm.counts.progress(self._job)
-            wait = endless_wait(self._finder.find(self._job, counts))
+            wait = self._endless_wait()
             if wait is None:
-                self.reset()
+                self.reset(now)
             else:
                 self._since = now if self._since is None else self._since
                 self.reason = self._finder.describe(wait)
-        return self._since is not None and now - self._since >= GIVE_UP_S
+        return self._since is not None and now - self._since >= self._give_up_s
+
+    def _endless_wait(self) -> Wait | None:
+        from crawler.waits import endless_wait
+
+        job = self._lpm.jobs.get(self._job.id)
+        if job.queue.startswith(DIRECT):  # without asking Redis, which such a session does not need
+            return endless_wait(self._finder.find_quickly(job))
+        return endless_wait(self._finder.find(job, self._lpm.counts.progress(job)))
 
 
 def publish(settings: Settings, lpm: LocalPersistenceManager) -> bool:
@@ -328,6 +411,11 @@ def publish(settings: Settings, lpm: LocalPersistenceManager) -> bool:
         log.warning("Redis does not answer (%s): the tasks wait in the ledger", error)
         return False
     return True
+
+
+def _parts(rows: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    for begin in range(0, len(rows), RESULTS_PER_READ):
+        yield rows[begin : begin + RESULTS_PER_READ]
 
 
 def _is_in_loop() -> bool:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crawler import config, logs
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 
 STOP_S = 6.0
 """How long the process may take to let go of its pages."""
-MAX_DEATHS = 5
-"""Deaths in a row, without a page that ended in between, after which no process is started."""
+MAX_DEATHS = 20
+"""Deaths in a row, without a page that ended in between, after which no process is started. A page
+that kills it without a trace is found out after fewer."""
 IDLE_S = 0.02
 """How often to look for work while all pages wait."""
 BURY_INTERVAL_S = 1.0
@@ -89,14 +91,25 @@ class DirectProcess:
 
     def _has_lock(self) -> bool:
         if self._lock < 0:
-            lock = open_lock(self._lpm.direct_lock(self._job.id))
-            if not try_lock(lock):
+            path = self._lpm.direct_lock(self._job.id)
+            lock = open_lock(path)
+            # The program that had it may have removed the file in between.
+            if not try_lock(lock) or not _is_file(lock, path):
                 os.close(lock)
                 return False
             self._lock = lock
             # Without the lock, the tasks may have been given to workers since they were stored.
             self._lpm.batches.move(self._job.id, f"{DIRECT}{self._job.id}")
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do: no page is open, and the process has ended."""
+        return not self._child.alive and not self._lpm.batches.open_tasks(self._job)
+
+    def ask_to_end(self) -> None:
+        """Tell the process to end, without waiting."""
+        self._child.ask_to_end()
 
     def stop(self) -> None:
         """End the process, and let go of what it held."""
@@ -108,6 +121,14 @@ class DirectProcess:
             self._lpm.bury()
             self._lpm.jobs.complete_holds(self._lpm.now())
             self._lpm.jobs.finalise(self._lpm.now())
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether a descriptor is still that of the file of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 # In the process
@@ -150,6 +171,7 @@ def main() -> None:
         settings = config.load()
         logs.setup(settings.log_level)
         work(settings, int(sys.argv[1]))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is stored: it may end at any moment
     except CrawlerError as error:
         log.critical("%s", error)
         raise SystemExit(error.exit_code) from None

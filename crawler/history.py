@@ -6,6 +6,7 @@ Both come from the events that the ledger keeps.
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime, tzinfo
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +24,8 @@ _REPORT_STATES = {"ready": "to be reported", "synced": "reported", "rejected": "
 _RESULT_FIELDS = ("status", "verdict", "bytes", "parser", "site", "sha256")
 _LOST_EVENTS = ("worker died", "taken back", "poison")
 """Ends of attempts whose requests were not recorded."""
+_TIMES = ("not_before", "until", "deadline")
+"""Details of a step that are times."""
 
 
 MAX_RECORD_CHARS = 300
@@ -69,7 +72,7 @@ def timeline(
     ]
     steps.append(Step(facts["imported_at"], what, _without_none(_origin(facts))))
     steps += [
-        Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
+        Step(None, "also wanted", {"job": job, **_file(file), "line": line} | _item(item))
         for job, file, line, item in lpm.timeline.links(task)
     ]
     steps += _with_earlier_exports(_events(lpm, task, facts), lpm, task)
@@ -90,6 +93,31 @@ def timeline(
         waits=_waits(lpm, finder, task, facts),
         versions=versions,
     )
+
+
+def step_text(step: Step, tz: tzinfo | None, day: date | None) -> str:
+    """Return the details of a step as text."""
+    return ", ".join(_detail_text(name, value, tz, day) for name, value in step.detail.items())
+
+
+def _detail_text(name: str, value: Any, tz: tzinfo | None, day: date | None) -> str:
+    """Return a detail of a step as text; a time has its date only if that is not `day`."""
+    if name in _TIMES and value:
+        at = datetime.fromtimestamp(value, tz).astimezone(tz)
+        shown = f"{at:%H:%M:%S}"
+        if at.date() != day:
+            shown = f"{at:%a %d %b %Y} {shown}"
+        return f"{name.replace('_', ' ')} {shown}"
+    if name == "evidence" and isinstance(value, list):
+        return "because " + "; ".join(value)
+    if name == "evidence":
+        return "\n" + "\n".join(f"      {line}" for line in str(value).splitlines())
+    if isinstance(value, dict):
+        return f"{name} " + ":".join(str(item) for item in value.values())
+    for ending, unit in (("_ms", " ms"), ("_s", " s")):
+        if name.endswith(ending):
+            return f"{name.removesuffix(ending)} {value}{unit}"
+    return f"{name} {value}"
 
 
 def _earlier_records(versions: list[dict[str, Any]]) -> Iterator[Step]:
@@ -133,7 +161,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         deadline = facts["deadline"]
     return {
         "door": facts["source"],
-        "file": facts["noted_file"] or facts["source_file"],
+        "file": facts["noted_file"] or facts["source_file"] or None,
         "line": facts["source_line"],
         **_item(facts["source_item"]),
         "job": facts["job"],
@@ -146,6 +174,11 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "depth": depth,
         "method": method,
     }
+
+
+def _file(path: str | None) -> dict[str, str]:
+    """Return the file that a row came from; a call of a program has none."""
+    return {"file": path} if path else {}
 
 
 def _item(number: int) -> dict[str, int]:

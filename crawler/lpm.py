@@ -26,6 +26,7 @@ import msgspec
 
 from crawler.config import argument, failpoint, program
 from crawler.db import (
+    batches,
     guard,
     links,
     listings,
@@ -36,7 +37,6 @@ from crawler.db import (
     tasks,
     timeline,
 )
-from crawler.db.batches import Batches
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
 from crawler.db.dispatch import Dispatch, Place
@@ -94,7 +94,7 @@ class LocalPersistenceManager(Layout):
         self.crawls = links.Crawls(self.store)
         self.jobs = Jobs(self.store, self.folder / "sessions")
         self.site_jobs = SiteJobs(self.store)
-        self.batches = Batches(self.store)
+        self.batches = batches.Batches(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
         self.versions = RecordVersions(self.store)
@@ -574,6 +574,8 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
             if job.source == "crawl":
                 again = f"its starts come back with: {_again(jobs, job)}; "
                 after = "; then a new crawl finds the other pages"
+            elif job.source == batches.SOURCE:
+                again = f"{_again(jobs, job)}, or "
             else:
                 again = f"import its file again: {_again(jobs, job)}, or "
         found.append(f"{loss.what}; {again}{_accept(job)}{after}")
@@ -606,6 +608,8 @@ def _again(jobs: Jobs, job: Job, broken: bool = False) -> str:
         return " and ".join(f"{program()} {command}" for command in commands)
     if job.source == "crawl":
         return _crawl_again(jobs, job)
+    if job.source == batches.SOURCE:
+        return "make the calls of its session again, each with the same URLs"
     options = ""
     if job.queue != "default":
         options += f" --queue {job.queue}"

@@ -53,12 +53,12 @@ log = logging.getLogger(__name__)
 
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """In sum below ten seconds, the limit of a stop."""
-FLOWER_GRACE_S = BEAT_GRACE_S = 1.0
+FLOWER_GRACE_S = BEAT_GRACE_S = API_GRACE_S = 1.0
 LOCK_LIMIT_S = 0.5
 """Commands that check whether a stack is up hold its lock for a moment."""
 WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 0.5, 5.0
 """How often to look for dead processes; the interval doubles while restarts are needed."""
-FLOWER_PORT = 5555
+FLOWER_PORT, API_PORT = 5555, 8000
 
 
 class Orchestrator:
@@ -72,6 +72,7 @@ class Orchestrator:
         agent: Sequence[str] = (),
         beat: bool | None = None,
         join: bool = True,
+        api: bool = False,
     ) -> None:
         """Settings come from the environment unless given.
 
@@ -79,7 +80,7 @@ class Orchestrator:
 
         `agent` holds the arguments of the agent for a Gateway; without any it is not started.
         `beat` says whether to run the schedules of `config/schedules.yaml`; None means, if there
-        are any.
+        are any. `api` says whether to serve the API on loopback.
         """
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
@@ -92,6 +93,8 @@ class Orchestrator:
         self._agent: Child | None = None
         self._beat_wanted = beat
         self._beat: Child | None = None
+        self._api_wanted = api
+        self._api: Child | None = None
         self._record = _Record(self._data)
         self._guard = threading.RLock()
         self._closing = threading.Event()
@@ -257,6 +260,23 @@ class Orchestrator:
             self._record.note(flower=mark, flower_url=url)
             return url
 
+    def start_api(self) -> str:
+        """Serve the API on loopback; return its URL, which a restart keeps."""
+        with self._guard:
+            if self._uses_other():
+                return read_stack(self._data).api_url or ""
+            if self._api and self._api.alive:
+                return self._record.stack.api_url or ""
+            port = int((self._record.stack.api_url or f":{API_PORT}").rpartition(":")[2])
+            if not is_free(port):
+                port = free_port()
+            module = ["crawler", "serve", "--host", "127.0.0.1", "--port", str(port)]
+            self._api = self._child("the API", "api.log", module)
+            url = f"http://127.0.0.1:{port}"
+            self._record.note(api=self._api.start(), api_url=url)
+            self._api.wait_until(lambda: not is_free(port), START_LIMIT_S, self._closing.is_set)
+            return url
+
     # Sites by name
 
     def start_site_scraping(self, site_name: str, start_urls: Sequence[str] = ()) -> dict[str, Any]:
@@ -320,6 +340,8 @@ class Orchestrator:
         self.start_celery()
         if self._flower_wanted:
             self.start_flower()
+        if self._api_wanted:
+            self.start_api()
         if self._agent_arguments:
             self.start_agent()
         self._record.note(ready=True)
@@ -344,10 +366,13 @@ class Orchestrator:
                 self._agent.ask_to_end()  # it takes no more tasks, and delivers what workers finish
             if self._beat:
                 self._beat.ask_to_end()  # it has ended when the worker has
+            if self._api:
+                self._api.ask_to_end()  # it accepts no more batches
             order = (
                 (self._flower, FLOWER_GRACE_S),
                 (self._celery, WORKER_GRACE_S),
                 (self._beat, BEAT_GRACE_S),
+                (self._api, API_GRACE_S),
                 (self._agent, AGENT_GRACE_S),
                 (self._redis.child, REDIS_GRACE_S),
             )
@@ -370,7 +395,8 @@ class Orchestrator:
     def kill_all(self) -> None:
         """Kill everything. Leases end with their processes."""
         self._closing.set()
-        for child in (self._agent, self._beat, self._flower, self._celery, self._redis.child):
+        others = (self._agent, self._beat, self._api, self._flower)
+        for child in (*others, self._celery, self._redis.child):
             if child:
                 child.stop(0)
 
@@ -403,7 +429,7 @@ class Orchestrator:
             dead_redis = self._redis.is_dead
             dead_celery, dead_flower = _is_dead(self._celery), _is_dead(self._flower)
             dead_agent = _is_dead(self._agent) and not self.drained
-            dead_beat = _is_dead(self._beat)
+            dead_beat, dead_api = _is_dead(self._beat), _is_dead(self._api)
             if dead_redis:
                 log.warning("Redis has died and is started again; the ledger fills it")
                 self.start_redis()
@@ -420,7 +446,10 @@ class Orchestrator:
                     "the agent has died and is started again; what it had begun is sent again"
                 )
                 self.start_agent()
-            return dead_redis or dead_celery or dead_beat or dead_flower or dead_agent
+            if dead_api:
+                log.warning("the API has died and is started again; it continues what it accepted")
+                self.start_api()
+            return any((dead_redis, dead_celery, dead_beat, dead_flower, dead_api, dead_agent))
 
 
 class _Record:
@@ -546,7 +575,9 @@ def has_schedules(settings: Settings) -> bool:
     return bool(read_schedules(settings.config_dir, known))
 
 
-def spawn_supervisor(settings: Settings, workers: int | None, flower: bool, beat: bool) -> Stack:
+def spawn_supervisor(
+    settings: Settings, workers: int | None, flower: bool, beat: bool, api: bool = False
+) -> Stack:
     """Start a supervisor in the background, and wait until its stack is ready."""
     data = settings.data_dir.absolute()
     LocalPersistenceManager(data).close_after_check()
@@ -560,10 +591,12 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool, beat
         argv.append("--flower")
     if beat:
         argv.append("--beat")
+    if api:
+        argv.append("--api")
     environment = os.environ | {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
     child = Child("the supervisor", argv, data / "logs" / "supervisor.log", environment)
     mark = child.start()
-    services = 3 if beat else 2
+    services = 2 + beat + api
     end = time.monotonic() + services * START_LIMIT_S
     while time.monotonic() < end:
         stack = read_stack(data)

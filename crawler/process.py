@@ -89,6 +89,8 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._log_began = out.tell()
+            if self._process and self._process.stdin:
+                self._process.stdin.close()
             self._process = subprocess.Popen(
                 self.argv,
                 stdin=self._stdin,

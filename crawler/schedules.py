@@ -45,6 +45,7 @@ class SiteSchedules:
         self._tz = times.zone(settings.timezone)
         self._path = settings.config_dir / SCHEDULES
         self._sites = LiveSites(settings.config_dir, settings.rate, clock=clock)
+        self._read_sites = self._sites.now
         # Before it is read: it may change meanwhile.
         self._read = self._seen = file_state(self._path)
         self._looked_at = clock()
@@ -60,25 +61,28 @@ class SiteSchedules:
 
         They must be the same at two looks: an editor may still be writing.
         """
-        sites, now = self._sites.now, self._clock()
+        now = self._clock()
         self._sites.look()
-        new_sites = self._sites.now is not sites
+        new_sites = self._sites.now is not self._read_sites
         if now - self._looked_at < LOOK_INTERVAL_S and not new_sites:
             return
         self._looked_at = now
         before, self._seen = self._seen, file_state(self._path)
         changed = self._seen == before != self._read
         if changed or new_sites:
-            self._read = self._seen
             self._load()
+            self._read, self._read_sites = self._seen, self._sites.now
 
     def _load(self) -> None:
-        """Read the file again, because it or a site has changed."""
+        """Read the file again, because it or a site has changed; a shortage is raised, and then the
+        next look tries it again."""
         if not self._path.parent.is_dir():
             return  # the sites say so
         try:
             read = read_schedules(self._path.parent, self._sites.now)
         except InputError as error:
+            if shortage_of(error):
+                raise
             log.warning("%s; the schedules run as they were before", error)
             return
         if read == self._schedules:

@@ -26,6 +26,9 @@ class Stack(msgspec.Struct, frozen=True):
     """The process that works with a Gateway."""
     beat: ProcessMark | None = None
     """The process that runs the schedules."""
+    api: ProcessMark | None = None
+    """The process that serves the API."""
+    api_url: str | None = None
     flower: ProcessMark | None = None
     flower_url: str | None = None
     ready: bool = False
@@ -48,7 +51,7 @@ class Stack(msgspec.Struct, frozen=True):
     @property
     def services(self) -> tuple[ProcessMark, ...]:
         """The processes that the supervisor has started, in the order to end them."""
-        started = (self.agent, self.beat, self.flower, self.worker, self.redis)
+        started = (self.agent, self.beat, self.api, self.flower, self.worker, self.redis)
         return tuple(mark for mark in started if mark)
 
 

@@ -64,14 +64,13 @@ class WaitFinder:
         if not books.open:
             return []
         found = self.find_quickly(job)
-        living = owners.living(self._lpm.owners)
-        workers = [note for note in living if note.about.get("kind") in ("worker", "direct")]
+        workers = self._workers(job)
         if not workers:
             return found + self._no_worker_waits(books)
         if unserved := self._unserved_queues(job, books, workers):
             return found + unserved
         found += self._clock_waits() + self._process_waits(workers)
-        self._read_domains()
+        self._read_domains(workers)
         pages = self._pages_in_flight(job)
         asked = [page for page in pages if not page.waits]
         if not asked and not any(wait.stops for wait in found):
@@ -81,6 +80,20 @@ class WaitFinder:
             found += self._in_flight_waits(asked, books, still_s)
         found += self._sibling_waits(job)
         return sorted(found, key=lambda wait: not wait.stops)
+
+    def _workers(self, job: Job | None) -> list[owners.OwnerState]:
+        """Return the processes that take tasks of a job, or of all jobs: workers, and those that
+        programs run for their own sessions. These count only if nothing waits for a worker."""
+        living = owners.living(self._lpm.owners)
+        workers = [note for note in living if note.about.get("kind") == "worker"]
+        direct = [note for note in living if note.about.get("kind") == "direct"]
+        if not direct:
+            return workers
+        served = {name for note in direct for name in note.about.get("queues", ())}
+        waiting = self._lpm.counts.pending_by_queue(job).keys()
+        if not workers and not waiting <= served:
+            return []
+        return workers + direct
 
     def _unserved_queues(
         self, job: Job | None, books: TaskCounts, workers: Sequence[owners.OwnerState]
@@ -228,8 +241,14 @@ class WaitFinder:
         waits.sort(key=lambda wait: -wait.tasks)
         return waits + self._retry_waits(job, stops) + self._paused_waits(job, stops and not due)
 
-    def _read_domains(self) -> None:
-        """Read the state of each domain from Redis, or note that Redis does not answer."""
+    def _read_domains(self, workers: Sequence[owners.OwnerState] = ()) -> None:
+        """Read the state of each domain from Redis, or note that Redis does not answer.
+
+        The processes of programs need none, unless a stack is up or REDIS_URL names one.
+        """
+        is_alone = workers and all(note.about.get("kind") == "direct" for note in workers)
+        if is_alone and not self._settings.redis_url and not self._stack().up:
+            return
         if time.monotonic() - self._asked_at < READ_INTERVAL_S and self._asked_at:
             return
         self._domains, self._redis_wait = {}, None

@@ -1,5 +1,6 @@
 """What the routes of the API stand on: `Backend`, and the one that serves it from the ledger."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -10,11 +11,12 @@ import msgspec
 
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
-from crawler.db.batches import Batch
+from crawler.db.batches import Asked, Batch
 from crawler.direct import DirectProcess
-from crawler.errors import CrawlerError
+from crawler.errors import CrawlerError, ServiceError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
+from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ MAX_DIRECT = 4
 """Processes of batches without a stack that run at a time. Further batches wait."""
 POLL_S = 0.05
 """How often the one thread looks whether the ledger has changed."""
+BROKEN_S = 60.0
+"""How long a batch rests whose process ends again and again without a result."""
 
 Note = Callable[[LocalPersistenceManager, Job], None]
 """Stores more in the commit of a batch."""
@@ -96,20 +100,39 @@ class LedgerBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._converter = PageFormats()
         self._local = threading.local()
         self._changed = threading.Condition()
         self._version = 0
+        self._broken_until: dict[int, float] = {}
         self._stopping = threading.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called by the one thread when the ledger has changed."""
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
 
     def start(self) -> None:
         """Watch the ledger, and run the processes of batches without a stack."""
         self._thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Begin to end the processes, without waiting."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """End the processes; the ledger keeps what they have not done."""
         self._stopping.set()
         self._thread.join()
+        self._converter.close()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the one thread looks after the ledger."""
+        return self._thread.is_alive() and not self._stopping.is_set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nobody should wait for results any more."""
+        return self._stopping.is_set()
 
     @property
     def lpm(self) -> LocalPersistenceManager:
@@ -157,9 +180,28 @@ class LedgerBackend:
             self.lpm.jobs.finalise(self.lpm.now())  # no URL of it can be fetched
         return submitted
 
+    def asked(self, call: Submitted) -> list[Asked]:
+        """The URLs of a call, in their order."""
+        return self.lpm.batches.asked(call.job, call.number)
+
+    def is_open(self, asked: Sequence[Asked]) -> bool:
+        """Whether one of these URLs has not ended."""
+        return self.lpm.tasks.any_open([row.task for row in asked if row.task is not None])
+
+    def results_of(
+        self, client: str, session_id: str, asked: Sequence[Asked]
+    ) -> list[dict[str, Any]]:
+        """The results of these URLs, in their order; none if the session has gone."""
+        batch = self.lpm.batches.find(client, session_id)
+        return self.reader(batch).results(asked) if batch else []
+
+    def reader(self, batch: Batch) -> BatchReader:
+        """What reads the results of a session."""
+        return BatchReader(self.lpm, batch, self._converter)
+
     def results_of_tasks(self, batch: Batch, tasks: Sequence[int]) -> list[dict[str, Any]]:
         """The results of tasks, shown as a batch is."""
-        return BatchReader(self.lpm, batch).of_tasks(tasks)
+        return self.reader(batch).of_tasks(tasks)
 
     def progress(self, client: str, session_id: str) -> SessionState | None:
         """How far a session is."""
@@ -175,7 +217,7 @@ class LedgerBackend:
         if batch is None:
             return None
         rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
-        reader = BatchReader(lpm, batch)
+        reader = self.reader(batch)
         if rejected:
             chosen = rejected[:limit]
             found = reader.results([row for _, row in chosen])
@@ -247,25 +289,39 @@ class LedgerBackend:
                             with self._changed:
                                 self._version += 1
                                 self._changed.notify_all()
+                            self.on_change()
                         self._run_processes(lpm, processes)
                 except CrawlerError as error:
                     log.warning("%s; this is tried again", error)
-                    time.sleep(1)
+                    self._stopping.wait(1)
                 self._stopping.wait(POLL_S)
         finally:
             for process in processes.values():
-                process.stop()
+                process.ask_to_end()
+            for process in processes.values():
+                with contextlib.suppress(CrawlerError):  # the next start does what is left
+                    process.stop()
             lpm.close()
 
     def _run_processes(
         self, lpm: LocalPersistenceManager, processes: dict[int, DirectProcess]
     ) -> None:
-        """Start the processes of batches, also of those that a killed server has left."""
-        waiting = lpm.batches.direct_jobs()
+        """Start the processes of batches, also of those that an earlier server has left."""
+        waiting = lpm.batches.unfinished_direct()
         for job_id in set(processes) - set(waiting):
             processes.pop(job_id).stop()
+        now = time.monotonic()
         for job_id in waiting:
-            if job_id not in processes and len(processes) < MAX_DIRECT:
+            is_broken = self._broken_until.get(job_id, now) > now
+            if job_id not in processes and not is_broken and len(processes) < MAX_DIRECT:
                 processes[job_id] = DirectProcess(self._settings, lpm, lpm.jobs.get(job_id))
-        for process in list(processes.values()):
-            process.look()
+        for job_id, process in list(processes.items()):
+            try:
+                process.look()
+            except ServiceError as error:
+                log.error("%s; this is tried again in %g s", error, BROKEN_S)  # noqa: TRY400
+                self._broken_until[job_id] = now + BROKEN_S
+                processes.pop(job_id).stop()
+                continue
+            if process.is_idle:
+                processes.pop(job_id).stop()  # it ends the job, if the process was killed before

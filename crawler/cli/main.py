@@ -47,6 +47,8 @@ _COMMANDS = {
     "ondemand": ("ondemand", "Work for a Gateway: take its tasks and deliver their results."),
     "sync": ("ondemand", "Show and control delivery to the Gateway."),
     "gateway": ("gateway", "Run a Gateway, for a fleet of machines or for tests."),
+    "serve": ("serve", "Serve the HTTP API, and manage its tokens."),
+    "mcp": ("mcp", "Serve tools for language models over stdin and stdout (MCP)."),
     "up": ("stack", "Start Redis and workers in the background."),
     "down": ("stack", "Stop the stack."),
     "worker": ("stack", "Run a worker in this terminal."),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crawler.db.connection import Database, reading, writing
-from crawler.db.imports import RejectedRow, free_name
+from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
 from crawler.db.links import Start, add_starts
@@ -34,11 +34,25 @@ _FAILED = f"""status IN ('failed', 'expired') OR (status = 'skipped' AND NOT {_N
 not go."""
 _ROWS = """
     SELECT source_line AS line, id AS task, NULL AS reason, NULL AS url
-    FROM tasks WHERE job_id = ?1 AND file_number = ?2
+    FROM tasks WHERE job_id = ?1 AND file_number = ?2 AND source_line NOT NULL
     UNION ALL SELECT source_line, task, NULL, NULL FROM job_links
     WHERE job_id = ?1 AND file_number = ?2
     UNION ALL SELECT source_line, NULL, reason, text FROM rejected_rows
     WHERE job_id = ?1 AND file_number = ?2 ORDER BY line"""
+
+
+def key_of(client: str, session_id: str) -> str:
+    """The key of the job of a session."""
+    return f"{SOURCE}:{len(client)}:{client}:{session_id}"
+
+
+def session_of(key: str) -> tuple[str, str] | None:
+    """The client and the session that a job's key names; None for another key."""
+    source, _, rest = key.partition(":")
+    length, _, names = rest.partition(":")
+    if source != SOURCE or not length.isdecimal():
+        return None
+    return names[: int(length)], names[int(length) + 1 :]
 
 
 class NewBatch(NamedTuple):
@@ -141,18 +155,23 @@ class Batches(Part):
             note(_job(db, id_))
             queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
             _move(db, id_, queue)
-            known = db.value(
-                "SELECT number FROM imports WHERE job_id = ? AND checksum = ?",
+            db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
+            known = db.one(
+                "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
                 (id_, batch.checksum),
             )
-            if known is not None:
-                return _job(db, id_), int(known)
             job = _job(db, id_)
+            if known and known[1]:
+                return job, int(known[0])
             if job.hold == "cancelled":
                 raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
             prepare(job)
-            number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
-            self._add(job, number, batch.checksum, tasks, rejected, now)
+            if known:
+                number = int(known[0])
+                self._mend(job, number, tasks, rejected, now)
+            else:
+                number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
+                self._add(job, number, batch.checksum, tasks, rejected, now)
             return _job(db, id_), number
 
     def begin_crawl(
@@ -224,10 +243,52 @@ class Batches(Part):
         )
         db.execute(
             """UPDATE jobs SET size = size + ?2, linked = linked + ?3, rejected = rejected + ?4,
-                   files = files + 1, status = iif(?2, 'open', status),
+                   files = files + 1, status = iif(?2 AND status = 'done', 'open', status),
                    completed_at = iif(?2, NULL, completed_at) WHERE id = ?1""",
             (job.id, new, linked, len(refused)),
         )
+
+    def _mend(
+        self,
+        job: Job,
+        number: int,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+    ) -> None:
+        """Bring back what a repair of the ledger has lost of a call."""
+        db = self._durable
+        left = {row[0] for row in db.all(_ROWS, (job.id, number))}
+        for task in tasks:
+            if task.line in left or self._recognise(job, task, number):
+                continue
+            if not self._link(job, task, number):
+                self._insert(job, task, number, now)
+        refused = [row for row in rejected if row.line not in left]
+        db.executemany(
+            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
+               VALUES (?, ?, ?, ?, ?)""",
+            [(job.id, number, row.line, row.reason, storable(row.text)) for row in refused],
+        )
+        rows = len(db.all(_ROWS, (job.id, number)))
+        db.execute(
+            "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND number = ?",
+            (now, rows, job.id, number),
+        )
+        open_if_read(db, job, now)
+
+    def _recognise(self, job: Job, task: NewTask, number: int) -> bool:
+        """Give a task of the session whose line was lost the line of this URL."""
+        row_input = encoded_input(task.input)
+        self._durable.execute(
+            """UPDATE tasks SET source = ?, file_number = ?, source_line = ?, input = ?,
+                   row_crc32 = ?
+               WHERE id = (SELECT id FROM tasks WHERE url_key = ? AND job_id = ?
+                           AND source_line IS NULL LIMIT 1)""",
+            (SOURCE, number, task.line, row_input,
+             row_crc32(number, task.line, task.item, row_input), task.address.key, job.id),
+        )  # fmt: skip
+        return bool(self._durable.changes())
 
     def _id_of(self, batch: NewBatch) -> int | None:
         id_: int | None = self._durable.value(
@@ -242,7 +303,7 @@ class Batches(Part):
             """INSERT INTO jobs (name, key, status, queue, source, batch_size, created_at, deadline,
                    options)
                VALUES (?, ?, 'open', ?, ?, 100, ?, ?, ?) RETURNING id""",
-            (free_name(db, batch.session_id), f"{SOURCE}:{batch.client}:{batch.session_id}",
+            (free_name(db, batch.session_id), key_of(batch.client, batch.session_id),
              batch.queue, SOURCE, now, batch.deadline, as_json(batch.options)),
         )  # fmt: skip
         db.execute(
@@ -256,8 +317,7 @@ class Batches(Part):
         """Let a URL that the session has count once more; False if it has not."""
         db = self._durable
         known = db.value(
-            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ? AND source = ?",
-            (task.address.key, job.id, SOURCE),
+            "SELECT id FROM tasks WHERE url_key = ? AND job_id = ?", (task.address.key, job.id)
         )
         if known is None:
             return False
@@ -291,6 +351,54 @@ class Batches(Part):
     def of_client(self, client: str) -> list[Batch]:
         """The sessions of a client, the oldest first."""
         return self._sessions("b.client = ?", client)
+
+    def of_task(self, task: int) -> Batch | None:
+        """The session that a task belongs to; None if it came by another door."""
+        job_id = "(SELECT job_id FROM tasks WHERE id = ?)"
+        found = self._sessions(f"b.job_id = {job_id}", task)
+        return found[0] if found else None
+
+    def has_call(self, client: str, session_id: str, checksum: str) -> bool:
+        """Whether a session has these URLs from an earlier call."""
+        return bool(
+            self._db.value(
+                """SELECT EXISTS (SELECT 1 FROM batches b JOIN imports i ON i.job_id = b.job_id
+                   WHERE b.client = ? AND b.session_id = ? AND i.checksum = ?)""",
+                (client, session_id, checksum),
+            )
+        )
+
+    def open_of_client(self, client: str) -> tuple[int, int]:
+        """How many sessions of a client are not done, and how many open tasks these have."""
+        [(sessions, tasks)] = self._db.all(
+            """SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
+                   AND t.status IN ('pending', 'processing'))), 0)
+               FROM batches b JOIN jobs j ON j.id = b.job_id
+               WHERE b.client = ? AND j.status <> 'done'""",
+            (client,),
+        )
+        return int(sessions), int(tasks)
+
+    def domains_of_client(self, client: str) -> set[str]:
+        """The domains that sessions of a client have asked for."""
+        return set(
+            self._db.column(
+                """SELECT DISTINCT t.domain FROM batches b JOIN tasks t ON t.job_id = b.job_id
+                   WHERE b.client = ?""",
+                (client,),
+            )
+        )
+
+    def keep_key(self, client: str, key: str, job: Job, body: str) -> bool:
+        """Note the key of a call within its commit; False if it came with another body before."""
+        db = self._durable
+        db.execute(
+            """INSERT INTO batch_keys (client, key, job_id, body) VALUES (?, ?, ?, ?)
+               ON CONFLICT DO NOTHING""",
+            (client, key, job.id, body),
+        )
+        kept = db.value("SELECT body FROM batch_keys WHERE client = ? AND key = ?", (client, key))
+        return bool(kept == body)
 
     def open_sessions(self, client: str) -> list[Batch]:
         """The sessions of a client that have not ended, the oldest first."""
@@ -337,7 +445,7 @@ class Batches(Part):
         )
         return [Failure(*row) for row in rows]
 
-    def _sessions(self, condition: str, *values: str) -> list[Batch]:
+    def _sessions(self, condition: str, *values: str | int) -> list[Batch]:
         columns = ", ".join(f"j.{name.strip()}" for name in JOB_COLUMNS.split(","))
         rows = self._db.all(
             f"""SELECT b.client, b.session_id, b.options, {columns}
@@ -382,6 +490,15 @@ class Batches(Part):
                 (job.id,),
             )
         )
+
+    def newest_end(self) -> int:
+        """The number of the last thing that happened to any task: later ends are behind it."""
+        return int(self._db.value("SELECT max(id) FROM events") or 0)
+
+    def ended(self, tasks: Sequence[int]) -> set[int]:
+        """Those of some tasks that have ended."""
+        sql = f"SELECT id FROM tasks WHERE id {LISTED} AND status IN {_ENDED}"
+        return set(self._db.column(sql, (as_json(tasks),)))
 
     def next_attempts(self, job: Job) -> list[float]:
         """When the tasks of a session are due that wait for another attempt."""
@@ -429,7 +546,7 @@ class Batches(Part):
                 )
                 if len(tasks) == limit:
                     end = tasks[-1][0]
-            newest = db.value("SELECT max(id) FROM events") or 0
+            newest = self.newest_end()
             status = db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
         is_last = end >= newest
         ended = status in (None, JobStatus.DONE)
@@ -441,6 +558,13 @@ class Batches(Part):
         """The numbers of the jobs whose tasks wait for a process of their own."""
         return self._db.column(
             f"SELECT id FROM jobs WHERE status <> 'done' AND queue LIKE '{DIRECT}%'"
+        )
+
+    def unfinished_direct(self) -> list[int]:
+        """The same, and those that workers may have been given since."""
+        return self._db.column(
+            """SELECT b.job_id FROM batches b JOIN jobs j ON j.id = b.job_id
+               WHERE b.direct AND j.status <> 'done' ORDER BY b.job_id"""
         )
 
     def move(self, job_id: int, queue: str) -> None:

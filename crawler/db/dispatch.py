@@ -161,7 +161,7 @@ class Dispatch(Part):
         """What the last pages of these tasks' URLs said about themselves, if these are stored.
 
         The answer 304 brings no page: of one that was lost or pruned it would leave a result
-        without any.
+        without any. A session of a program gets no page that another job was given.
         """
         rows = self._db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
@@ -170,7 +170,7 @@ class Dispatch(Part):
                FROM json_each(?1) JOIN tasks t ON t.id = value
                JOIN validators v ON v.url_key = t.url_key
                JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}
-               AND t.method IN ('GET', 'FILE')""",
+               AND t.method IN ('GET', 'FILE') AND t.source <> 'batch'""",
             (as_json(ids),),
         )
         listings = self._pages_of_listings(ids)

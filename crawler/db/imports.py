@@ -194,13 +194,7 @@ class Imports(Part):
                     _end_replacing(db, *self._replacing, now)
                     self._replacing = None
                 _count_once(db, job.id, checksum)
-            db.execute(
-                """UPDATE jobs SET status = 'open' WHERE id = ?1 AND status = 'importing'
-                   AND NOT EXISTS (SELECT 1 FROM imports WHERE job_id = ?1 AND ended_at IS NULL)""",
-                (job.id,),
-            )
-            if not job.of_gateway and _is_whole_again(db, job.id):
-                settle_losses(db, job.id, IMPORTED_AGAIN, now)
+            open_if_read(db, job, now)
 
     # Rows
 
@@ -287,6 +281,17 @@ class Imports(Part):
                 "INSERT OR IGNORE INTO seen_rows (line, item, task) VALUES (?, ?, ?)",
                 (row.line or 0, row.item, task),
             )
+
+
+def open_if_read(db: Database, job: Job, now: float) -> None:
+    """Let a job go on if all its files were read to their ends. Part of a transaction."""
+    db.execute(
+        """UPDATE jobs SET status = 'open' WHERE id = ?1 AND status = 'importing'
+           AND NOT EXISTS (SELECT 1 FROM imports WHERE job_id = ?1 AND ended_at IS NULL)""",
+        (job.id,),
+    )
+    if not job.of_gateway and _is_whole_again(db, job.id):
+        settle_losses(db, job.id, IMPORTED_AGAIN, now)
 
 
 def add_to_size(db: Database, job: Job, count: int) -> None:

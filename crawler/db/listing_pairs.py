@@ -83,8 +83,8 @@ _NEWEST_IMAGE = """SELECT max(+i.id) FROM tasks i JOIN results ir ON ir.task = i
 """The last task that has fetched an image; + keeps SQLite from reading all tasks in order."""
 MAX_NAMING = 1_000
 """Records whose listings an image marks; what more of them name, such as a logo, tells nothing."""
-_SHOWN = "(decision = 'same' OR (decision IS NULL AND confidence >= ?1))"
-"""Whether a pair counts as the same thing."""
+ONE_PAGE = "({0}.url_key = {1}.url_key AND length({0}.url_key) > 0)"
+"""Whether two listings are of one page: a site that was renamed has left one of them."""
 
 
 class ListingPairs(Part):
@@ -114,19 +114,19 @@ class ListingPairs(Part):
         self, listing: MatchedListing, blocks: Sequence[int], max_block: int, most: int
     ) -> list[int]:
         """The listings of other sites that share a block with this one, unless it is too large.
-        Without those of the same page: a site that was renamed has left them.
+        Without those of the same page.
 
         At most so many: those that share the most blocks, and then those with the nearest numbers.
         Without those whose own turn is still to come: they will be compared with this one then.
         """
+        one_page = ONE_PAGE.format("own", "l")
         return self._db.column(
-            """SELECT o.listing
+            f"""SELECT o.listing
                FROM json_each(?1) k
                CROSS JOIN listing_blocks o ON o.block = k.value
                CROSS JOIN listings l ON l.id = o.listing
                WHERE l.site <> ?2 AND NOT (l.matched < 1 AND l.id > ?3)
-                   AND NOT EXISTS (SELECT 1 FROM listings own WHERE own.id = ?3
-                       AND own.url_key = l.url_key AND length(own.url_key) > 0)
+                   AND NOT EXISTS (SELECT 1 FROM listings own WHERE own.id = ?3 AND {one_page})
                    AND ?4 >= (SELECT count(*) FROM
                        (SELECT 1 FROM listing_blocks c WHERE c.block = k.value LIMIT ?4 + 1))
                GROUP BY 1 ORDER BY count(*) DESC, abs(o.listing - ?3), 1 LIMIT ?5""",
@@ -239,20 +239,20 @@ class ListingPairs(Part):
     def pairs(
         self, min_confidence: float, site: str | None = None, limit: int = -1
     ) -> list[ListingPair]:
-        """The pairs that count as the same thing, the surest first; of one site, or of all."""
+        """The pairs that count as the same thing, the surest first; of one site, or of all.
+
+        Two listings may have come to be of one page since they were compared.
+        """
+        is_found = f"confidence >= ?1 AND NOT {ONE_PAGE.format('la', 'lb')}"
         rows = self._db.all(
             f"""SELECT {_PAIR} FROM listing_pairs
                 JOIN listings la ON la.id = a JOIN listings lb ON lb.id = b
-                WHERE {_SHOWN} AND (?2 IS NULL OR la.site = ?2 OR lb.site = ?2)
+                WHERE (decision = 'same' OR (decision IS NULL AND {is_found}))
+                    AND (?2 IS NULL OR la.site = ?2 OR lb.site = ?2)
                 ORDER BY confidence DESC, a, b LIMIT ?3""",
             (min_confidence, site, limit),
         )
         return [_as_pair(row) for row in rows]
-
-    def count(self, min_confidence: float) -> int:
-        """How many pairs count as the same thing."""
-        sql = f"SELECT count(*) FROM listing_pairs WHERE {_SHOWN}"
-        return int(self._db.value(sql, (min_confidence,)))
 
     def separated(self) -> Iterator[tuple[int, int]]:
         """The pairs that a person has separated."""
@@ -286,9 +286,11 @@ def note_image(db: Database, task: int) -> None:
 
 def _contradicted(db: Database, a: int, b: int, decision: Decision) -> tuple[int, int] | None:
     """Return a pair that a person decided otherwise than this decision would have it."""
-    first, second = _confirmed(db, a, (a, b)), _confirmed(db, b, (a, b))
     if decision == "different":
-        return next(((a, one) for one in sorted((first & second) - {a, b})), None)
+        # What is confirmed with b, and leads to a without it: separating it from b helps.
+        leading = _confirmed(db, a, (a, b), end=b) & set(_confirmed_directly(db, b))
+        return next(((b, one) for one in sorted(leading - {a})), None)
+    first, second = _confirmed(db, a, (a, b)), _confirmed(db, b, (a, b))
     for one in sorted(first):
         for other in db.column(
             f"SELECT other FROM ({_PAIRS_OF}) WHERE decision = 'different' ORDER BY other", (one,)
@@ -298,19 +300,23 @@ def _contradicted(db: Database, a: int, b: int, decision: Decision) -> tuple[int
     return None
 
 
-def _confirmed(db: Database, listing: int, but: tuple[int, int]) -> set[int]:
-    """Return a listing and those that people confirmed as the same thing, also through others; one
-    pair is left out."""
+def _confirmed(db: Database, listing: int, but: tuple[int, int], end: int = 0) -> set[int]:
+    """Return a listing and those that people confirmed as the same thing, also through others, but
+    not through `end`; one pair is left out."""
     found, waiting = {listing}, [listing]
     while waiting:
-        others = db.column(
-            f"""SELECT other FROM ({_PAIRS_OF})
-                WHERE decision = 'same' AND NOT (a = ?2 AND b = ?3)""",
-            (waiting.pop(), *but),
-        )
-        waiting += set(others) - found
-        found.update(others)
+        here = waiting.pop()
+        others = {
+            other for other in _confirmed_directly(db, here) if {here, other} != set(but)
+        } - found
+        found |= others
+        waiting += others - {end}
     return found
+
+
+def _confirmed_directly(db: Database, listing: int) -> list[int]:
+    sql = f"SELECT other FROM ({_PAIRS_OF}) WHERE decision = 'same'"
+    return db.column(sql, (listing,))
 
 
 def _contradiction_text(db: Database, one: int, other: int, decision: Decision) -> str:
@@ -319,7 +325,10 @@ def _contradiction_text(db: Database, one: int, other: int, decision: Decision) 
         for id_ in (one, other)
     ]
     if decision == "different":
-        return f"both were confirmed as the same thing as {names[1]}; separate it from one first"
+        return (
+            f"both were confirmed as the same thing as {names[1]}; separate that from {names[0]} "
+            "first"
+        )
     return (
         f"{' and '.join(names)} were separated, and would be the same thing through these; confirm "
         "them first, or separate a pair that leads there"

@@ -14,6 +14,7 @@ import msgspec
 from crawler import urls
 from crawler.config import program
 from crawler.db.connection import reading, writing
+from crawler.db.listing_pairs import ONE_PAGE
 from crawler.db.results import iso
 from crawler.db.store import LISTED, Connections, Part, as_json
 from crawler.errors import StoreError, UrlError, UsageError
@@ -438,11 +439,13 @@ class ListingViews(Part):
 
     def _pairs(self, id_: int) -> list[Pair]:
         rows = self._db.all(
-            """SELECT l.id = a, l.id, l.site, l.key, l.url, confidence, reasons, discrepancies,
+            f"""SELECT l.id = a, l.id, l.site, l.key, l.url, confidence, reasons, discrepancies,
                    decision
                FROM (SELECT *, b AS other FROM listing_pairs WHERE a = ?1 UNION ALL
                      SELECT *, a AS other FROM listing_pairs WHERE b = ?1)
-               JOIN listings l ON l.id = other ORDER BY confidence DESC, l.id""",
+               JOIN listings l ON l.id = other JOIN listings own ON own.id = ?1
+               WHERE decision NOT NULL OR NOT {ONE_PAGE.format("own", "l")}
+               ORDER BY confidence DESC, l.id""",
             (id_,),
         )
         return [_pair(row[1:], is_b=row[0]) for row in rows]

@@ -285,7 +285,7 @@ def _see(db: Database, seen: SeenListing, sight: _Sight, now: float) -> int:
     )
     if row is None:
         return _add(db, seen, sight)
-    known = _by_todays_rules(db, _Known(*row), seen, sight)
+    known = _by_todays_rules(db, _Known(*row), seen)
     if _is_another_page(db, known, seen, sight):
         _note_conflict(db, known, seen, sight)
     elif not sight.was_fetched:
@@ -295,7 +295,7 @@ def _see(db: Database, seen: SeenListing, sight: _Sight, now: float) -> int:
     return known.id
 
 
-def _by_todays_rules(db: Database, known: _Known, seen: SeenListing, sight: _Sight) -> _Known:
+def _by_todays_rules(db: Database, known: _Known, seen: SeenListing) -> _Known:
     """What is known of a listing, with price and state read from its record by the rules that the
     new page was read by: a change of the site's file is no change of the listing."""
     was_sold = known.sold_at is not None
@@ -304,8 +304,8 @@ def _by_todays_rules(db: Database, known: _Known, seen: SeenListing, sight: _Sig
         return known._replace(was_sold=was_sold)
     record = _decoded(db.value("SELECT record FROM listings WHERE id = ?", (known.id,)))
     price, currency = canonical.price_of(record.get(seen.price_field))
-    if price is None and _has_rules_of(db, known, sight):  # the last price that it had
-        price, currency = known.price, known.currency
+    if price is None and _once_had_price(db, known, seen):
+        price, currency = known.price, known.currency  # the last one
     read = known._replace(
         price=price,
         currency=currency or known.currency,
@@ -314,13 +314,19 @@ def _by_todays_rules(db: Database, known: _Known, seen: SeenListing, sight: _Sig
     return read._replace(corrections=_corrections(known, read.price, read.was_sold))
 
 
-def _has_rules_of(db: Database, known: _Known, sight: _Sight) -> bool:
-    """Whether the page of a listing was read by the same version of the site's file as a new one;
-    so one that was pruned counts."""
-    versions = db.column(
-        "SELECT DISTINCT site_version FROM results WHERE task IN (?, ?)", (known.task, sight.task)
+def _once_had_price(db: Database, known: _Known, seen: SeenListing) -> bool:
+    """Whether a listing had a price where today's rules read it, by its changes; if not, other
+    rules have read the stored one from another field."""
+    if not seen.counted.of({seen.price_field: known.price}):
+        return True  # changes of the field are not noted
+    changes = db.column(
+        """SELECT field.value FROM listing_changes c,
+               json_each(iif(json_valid(c.fields), c.fields, '{}')) field
+           WHERE c.listing = ? AND field.key = ? AND field.type = 'array'""",
+        (known.id, seen.price_field),
     )
-    return len(versions) < 2
+    values = (value for change in changes for value in msgspec.json.decode(change))
+    return any(canonical.price_of(value)[0] is not None for value in values)
 
 
 def _corrections(known: _Known, price: float | None, sold: bool) -> dict[str, tuple[Any, Any]]:
@@ -446,14 +452,15 @@ def _see_page(db: Database, known: _Known, seen: SeenListing, sight: _Sight) -> 
         sold_at = known.sold_at or sight.at
     db.execute(
         """UPDATE listings SET url = ?2, url_key = ?3, record = ?4, record_hash = ?5,
-               page_hash = ?6, price = ?7, currency = ?8, last_seen = max(last_seen, ?9),
-               fetched_at = ?9, changed_at = iif(?10, ?9, changed_at), gone_at = NULL,
-               sold_at = ?11, unchanged = ?12, missed = 0, task = ?13, job_id = ?14,
+               page_hash = ?6, price = ifnull(?7, price), currency = ifnull(?8, currency),
+               last_seen = max(last_seen, ?9), fetched_at = ?9,
+               changed_at = iif(?10, ?9, changed_at), gone_at = NULL, sold_at = ?11,
+               unchanged = ?12, missed = 0, task = ?13, job_id = ?14,
                matched = iif(?15, min(matched, 1) - 1, matched) WHERE id = ?1""",
         (known.id, sight.url, sight.url_key, seen.record.decode(), seen.record_hash,
          sight.page_hash, price, currency, sight.fetched_at, bool(fields), sold_at,
          0 if fields or is_back else known.unchanged + 1, sight.task, sight.job_id,
-         bool(fields) or has_new_price or is_back),
+         bool(fields or known.corrections) or has_new_price or is_back),
     )  # fmt: skip
     if known.corrections:
         _note_change(db, known.id, sight.at, "corrected", sight.task, known.corrections)

@@ -211,6 +211,27 @@ class Results(Part):
         ended = job is not None and status in (None, JobStatus.DONE)
         return Following(results, end, is_last, is_last and ended)
 
+    def older(
+        self, seq: int, size: int, jobs: Sequence[int] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Results with one of the `size` numbers before this one, the newest first.
+
+        Each with its number, id, URL, job, time and record as text; `jobs` leaves out all others.
+        """
+        theirs = "1"
+        values: tuple[Any, ...] = (seq - size, seq)
+        if jobs is not None:
+            theirs = f"""(t.job_id {LISTED} OR EXISTS (
+                SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id {LISTED}))"""
+            values = (*values, as_json(jobs), as_json(jobs))
+        return self._db.each(
+            f"""SELECT r.seq, t.task_id, t.url, (SELECT name FROM jobs WHERE jobs.id = t.job_id),
+                    r.scraped_at, r.record
+                FROM results r JOIN tasks t ON t.id = r.task
+                WHERE r.seq >= ? AND r.seq < ? AND {theirs} ORDER BY r.seq DESC""",
+            values,
+        )
+
     def newest(
         self, job: Job | None, limit: int, roles: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
@@ -462,19 +483,24 @@ def encoded_reasons(invalid: Sequence[str]) -> str | None:
 
 
 def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> None:
-    """Note by which values one can ask whether the page of a URL has changed."""
+    """Note by which values one can ask whether the page of a URL has changed.
+
+    Not for a session of a program: its pages may be for its eyes only.
+    """
     etag = _validator(headers.get("etag"))
     last_modified = _validator(headers.get("last-modified"))
     if etag or last_modified:
         db.execute(
             """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')""",
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+               AND source <> 'batch'""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
             """DELETE FROM validators WHERE url_key = (
-                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE'))""",
+                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+                   AND source <> 'batch')""",
             (task,),
         )
 

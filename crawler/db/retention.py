@@ -89,6 +89,7 @@ _OF_JOB = {
     "listing_conflicts": "job_id = ?1",
     "site_calls": "job_id = ?1",
     "batches": "job_id = ?1",
+    "batch_keys": "job_id = ?1",
     "losses": "job_id = ?1",
     "exports": "job_id = ?1",
     "jobs": "id = ?1",

@@ -584,10 +584,20 @@
         client     TEXT NOT NULL,                    -- the name of a token; '': on this machine
         session_id TEXT NOT NULL,
         options    TEXT NOT NULL,                    -- JSON: how its results are shown
-        horizon    INTEGER NOT NULL                  -- the last event when it began
+        horizon    INTEGER NOT NULL,                 -- the last event when it began
+        direct     INTEGER NOT NULL DEFAULT 0        -- a process of its own was asked for
     );
     CREATE UNIQUE INDEX batches_by_session ON batches(client, session_id);
+    -- Idempotency-Keys of the API, as hashes: the same key is the same call, with the same body.
+    CREATE TABLE batch_keys (
+        client TEXT NOT NULL,
+        key    TEXT NOT NULL,
+        job_id INTEGER NOT NULL,
+        body   TEXT NOT NULL,                        -- hash of what was asked for
+        PRIMARY KEY (client, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX batch_keys_of_job ON batch_keys(job_id);
     DROP INDEX tasks_by_url;
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
-        CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN 'job ' || job_id
+        CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN job_id
              WHEN role NOT NULL THEN task_id ELSE '' END);

@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from crawler import urls
-from crawler.db import jobs, links, raw_pages, result_files, retention, timeline
+from crawler.db import batches, jobs, links, raw_pages, result_files, retention, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.pending import is_whole
 from crawler.db.results import PRUNED, encoded_reasons, number_again
@@ -133,6 +133,7 @@ def reconcile(
         _raise_file_counts(db)
         done |= _note_losses(db, now, noted_files)
         _restore_keys(db)
+        _restore_sessions(db)
         db.execute(
             """UPDATE tasks SET not_before = 0
                WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
@@ -697,6 +698,8 @@ def _rebuild_jobs(db: Database, now: float) -> None:
         name = f"salvaged-{id_}"
         if key and key.startswith("name:"):
             name = key.removeprefix("name:")
+        elif key and (session := batches.session_of(key)):
+            name = session[1]
         elif file:
             name = Path(file).name
         _make_job(db, id_, name, now)
@@ -766,6 +769,25 @@ def _restore_keys(db: Database) -> None:
             SET key = (SELECT max(key) FROM imports WHERE job_id = jobs.id)
             WHERE key LIKE '{_KEY_OF_UNKNOWN_FILE}%'
               AND EXISTS (SELECT 1 FROM imports WHERE job_id = jobs.id)"""
+    )
+
+
+def _restore_sessions(db: Database) -> None:
+    """Restore the sessions of programs that the keys of their jobs name, so that a call that comes
+    again finds its job."""
+    keys = db.all("SELECT id, key FROM jobs UNION SELECT job_id, key FROM imports")
+    for id_, key in keys:
+        if named := batches.session_of(key):
+            db.execute(
+                """INSERT OR IGNORE INTO batches (job_id, client, session_id, options, horizon)
+                   VALUES (?, ?, ?, '{"formats":["record"]}', 0)""",
+                (id_, *named),
+            )
+    of_session = "IN (SELECT job_id FROM batches)"
+    db.execute(f"UPDATE jobs SET source = '{batches.SOURCE}' WHERE id {of_session}")
+    db.execute(
+        f"""UPDATE OR IGNORE tasks SET source = '{batches.SOURCE}'
+            WHERE source = 'salvage' AND job_id {of_session}"""
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from crawler import urls
 from crawler.db import retention, schema
+from crawler.db.batches import DIRECT
 from crawler.db.connection import Database, connect, writing
 from crawler.db.jobs import can_read_options
 from crawler.db.results import LAST_SEQ
@@ -510,8 +511,9 @@ _METHOD = f"""CASE
     WHEN body = CAST(parent AS TEXT) THEN '{LINKS}'
     ELSE '{FORM}' END"""
 """The method of a task by its other columns."""
+_NO_QUEUE = f"queue NOT IN {QUEUES} AND queue NOT GLOB '{DIRECT}[1-9]*'"
 _IMPOSSIBLE_VALUES = {
-    "queue": (f"queue NOT IN {QUEUES}", "'default'"),
+    "queue": (_NO_QUEUE, "'default'"),
     "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
     "deadline": (
         _NO_TIME.format("deadline"),
@@ -543,7 +545,7 @@ claimed.
 """
 _IMPOSSIBLE_IN_JOBS = {
     "status": (f"status NOT IN {(*map(str, JobStatus),)}", "'open'"),
-    "queue": (f"queue NOT IN {QUEUES}", "'default'"),
+    "queue": (_NO_QUEUE, "'default'"),
     "hold": ("hold NOT IN ('paused', 'cancelled', 'resuming')", "'paused'"),
     "created_at": ("created_at NOT BETWEEN 0 AND 1e12", "0"),
     "completed_at": ("completed_at NOT BETWEEN 0 AND 1e12", "NULL"),
@@ -551,6 +553,9 @@ _IMPOSSIBLE_IN_JOBS = {
     "options": ("NOT can_read_options(options)", "NULL"),
 }
 """The same for columns of a job. No command could go on with them."""
+_SALVAGED = "iif(source = 'batch', 'batch', 'salvage')"
+"""The source of a task without its line. One of a session stays its own: other jobs may have the
+same URL open."""
 _WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
 
 
@@ -733,7 +738,7 @@ def _give_up_rows(db: Database) -> int:
                 SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}"""
         )
         db.execute(
-            f"""UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL
+            f"""UPDATE tasks SET source = {_SALVAGED}, source_line = NULL, row_crc32 = NULL
                 WHERE {_WRONG_ROW}"""
         )
         db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
@@ -789,7 +794,8 @@ def _final_address(db: Database, task: int, key: bytes) -> Address | None:
     if source == "gateway":
         return found
     db.execute(
-        "UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE id = ?",
+        f"""UPDATE tasks SET source = {_SALVAGED}, source_line = NULL, row_crc32 = NULL
+            WHERE id = ?""",
         (task,),
     )
     return found._replace(key=key)  # an import finds the task by this key

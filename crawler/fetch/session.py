@@ -19,6 +19,7 @@ import msgspec
 from crawler import times, urls
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.fetch.egress import Proxy, ip_literal, is_within
+from crawler.fetch.escapes import spellings
 from crawler.fetch.wire import BLANKS, TOKEN, Headers
 from crawler.files import SESSION_COOKIES, replace_file, replacing, session_path
 from crawler.locks import open_lock, try_lock
@@ -35,9 +36,11 @@ _NUMBER = re.compile(r"(-?[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?)?")
 """A number as `float()` reads it, without underscores and digits of other scripts."""
 MAX_SECRET_VALUES = 20
 """Values of a login's cookies that are searched for in pages: a server may renew them often."""
-_SECRET_VALUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^/\s][^\s]{7,}|[^/\s][^\s]{15,}")
-"""What may be the key to a session. A word, a date or a path may stand in any page and in its
-links."""
+_SECRET_VALUE = re.compile(
+    r"(?!/|[\w./-]*(?:://|\?))(?:(?=.*[0-9])(?=.*[A-Za-z])\S{8,}|\S{16,}|(?=.*\{).{16,})", re.DOTALL
+)
+"""What may be the key to a session. Words, a date, a path or a URL may stand in any page and in its
+links; words in braces are data."""
 _NO_SECRET_NAME = re.compile("[cx]srf", re.IGNORECASE)
 """Cookies that forms have to repeat; they sign nobody in."""
 _NEVER = 9e15  # expiry of a cookie that lives as long as the process
@@ -155,7 +158,8 @@ class Jars:
                 self._hide_value(cookie)
 
     def _hide_value(self, cookie: Cookie) -> None:
-        if not _SECRET_VALUE.fullmatch(cookie.value):
+        # Pages are searched for all of these.
+        if not all(map(_SECRET_VALUE.fullmatch, spellings(cookie.value))):
             return
         self._secret_values[cookie.value] = None
         self._secret_values.move_to_end(cookie.value)

@@ -22,15 +22,15 @@ many elements."""
 _OWN, _FRAME, _CONTROL = range(3)
 _CONTROLS = ("label", "button", "select", "option", "textarea", "legend")
 _ZONES = {"header": _FRAME, **dict.fromkeys(_CONTROLS, _CONTROL)}
-_UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
-_SKIPPED = _UNSEEN.union(
+UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
+_SKIPPED = UNSEEN.union(
     ("nav", "footer", "aside", "menu", "iframe", "object", "canvas", "video", "audio")
 )
 _APART = _SKIPPED | {"a", *_ZONES}
 _CELLS = frozenset({"td", "dd", "dt"})
 _NOT_FACTS = frozenset({"a", "table", "form", "input", "select", "button", "h1", "h2", "h3", "img"})
 # Servers that stream put late parts into hidden elements (S:0, S:1 …); a script then moves them.
-_HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
+HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
 _BUTTON_TYPES = frozenset({"submit", "button", "image"})
 _SILENT_TYPES = frozenset({"hidden", "checkbox", "radio", "reset", "search"})
 _MOUNTS = (
@@ -107,7 +107,7 @@ def glance(tree: LexborHTMLParser, budget: Budget) -> Sight:
 def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
     """Read a whole page, without its hidden parts."""
     budget.check(len(tree.raw_html))
-    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MAX_NODES])
+    hidden = frozenset(node.mem_id for node in tree.css(HIDDEN)[:MAX_NODES])
     budget.check(len(tree.raw_html))
     sight = glanced
     if hidden or glanced.rich:
@@ -268,6 +268,6 @@ def _is_empty(node: LexborNode) -> bool:
     """Whether an element has no text, or only a word or two such as “Loading”."""
     size = 0
     for inner in islice(node.traverse(include_text=True), MAX_INSIDE):
-        if inner.is_text_node and not ((parent := inner.parent) and parent.tag in _UNSEEN):
+        if inner.is_text_node and not ((parent := inner.parent) and parent.tag in UNSEEN):
             size += len((inner.text_content or "").strip())
     return size <= MAX_WAITING_WORDS

@@ -1,7 +1,8 @@
 """Fetches through forms: a form's page, its submission and its redirects are one fetch of a task.
 Signs a job in, once for all processes.
 
-No secret leaves this module except in a request: not in a page, an error, or a log line.
+No secret leaves this module except in a request: not in an error or a log line. Whoever fetches a
+page through it hides them there (`redaction.py`).
 """
 
 import logging
@@ -96,19 +97,15 @@ class FormFetch:
         branch = self.live.branch()
         assert branch is not None
         try:
-            page, secrets = await self._from_start(given, branch)
+            page = await self._from_start(given, branch)
         except _Wall as wall:
             return Fetched(replace(wall.page, url=task.url))
-        hide = Redactor(secrets).page
         page = replace(page, url=task.url)
-        page = await self._budget.work(hide, page, self._encoding, self._budget)
         return Fetched(page, self.live.keep_branch(branch, task.task_id))
 
-    async def submit(
-        self, url: str, session: LiveSession, given: FormTask
-    ) -> tuple[Page, tuple[str, ...]]:
-        """Get a page, fill in its form and submit it; return the answer, and the secrets sent."""
-        values, secrets = self._values(given)
+    async def submit(self, url: str, session: LiveSession, given: FormTask) -> Page:
+        """Get a page, fill in its form and submit it; return the answer."""
+        values = self._values(given)
         here = replace(self._plain, url=url, session=session)
 
         def fill(forms: Forms) -> Submission:
@@ -117,9 +114,9 @@ class FormFetch:
             return form.submission(given.submit)
 
         page, submission = await self._read(await self._get(here), fill)
-        if secrets:
+        if given.secrets:
             _check_safe(submission, page.final_url)
-        return await self._get(self._request(submission, session, page.final_url, url)), secrets
+        return await self._get(self._request(submission, session, page.final_url, url))
 
     async def has_form(self, page: Page, given: FormTask) -> bool:
         """Whether a page has the form, with all controls that get a value."""
@@ -133,13 +130,10 @@ class FormFetch:
         except (_Wall, FetchError):
             return False
 
-    async def _from_start(
-        self, given: FormTask, session: LiveSession
-    ) -> tuple[Page, tuple[str, ...]]:
+    async def _from_start(self, given: FormTask, session: LiveSession) -> Page:
         """Repeat all that leads to a page: the form, and each postback."""
-        secrets: tuple[str, ...] = ()
         if given.form:
-            page, secrets = await self.submit(self._plain.url, session, given)
+            page = await self.submit(self._plain.url, session, given)
         else:
             page = await self._get(replace(self._plain, session=session))
         for number in range(1, given.page):
@@ -148,7 +142,7 @@ class FormFetch:
                 message = f"page {number} of the list has no {given.postback!r} any more"
                 raise FetchError("bad_form", f"{message}: the list has changed")
             page = await self._get(self._request(sent, session, before.final_url))
-        return page, secrets
+        return page
 
     async def _from_state(self, state: State) -> Fetched | None:
         """Send what the page before has kept; None if the server does not remember it, or another
@@ -168,15 +162,15 @@ class FormFetch:
             session = self.live.keep_branch(branch, state.session)
         return Fetched(replace(page, url=self._plain.url), session)
 
-    def _values(self, given: FormTask) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the values of all controls, and the secrets among them."""
+    def _values(self, given: FormTask) -> dict[str, str]:
+        """Return the values of all controls."""
         values = dict(given.values)
         for control, name in given.secrets.items():
             if name not in self.live.secrets:
                 message = f"the form needs the secret ${name}: give it with --secrets FILE"
                 raise FetchError("bad_form", message)
             values[control] = self.live.secrets[name]
-        return values, tuple(values[control] for control in given.secrets)
+        return values
 
     def _request(
         self, sent: Submission, session: LiveSession, referer: str, home: str = ""
@@ -350,7 +344,7 @@ class Door:
         redactor = Redactor(secrets, shortest=1)
         sent = True
         try:
-            page, _ = await self._forms.submit(login.url, session, given)
+            page = await self._forms.submit(login.url, session, given)
         except _Wall as wall:
             page, sent = wall.page, False
         except FetchError as error:

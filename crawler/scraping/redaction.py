@@ -2,15 +2,13 @@
 
 A character may be written raw, percent-encoded, as a character reference of HTML, or as an escape
 of JSON and JavaScript. A text may mix these, and escape the result again. So a text is searched as
-it is and with its escapes decoded, and what spells a secret is replaced where it stands.
+it is and with its escapes decoded, and what spells a secret is replaced where it stands. Between
+its words there may be tags: to a parser, they are blanks.
 """
 
-import html
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache, reduce
-from itertools import accumulate
+from functools import lru_cache, reduce
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from msgspec.structs import replace
 
 from crawler.fetch import charset
 from crawler.fetch.budget import Budget
+from crawler.fetch.escapes import BYTES, Layer, Span, layers, spellings
 from crawler.models import LeftOut, Page, SeenListing
 from crawler.scraping.examine import ParsedPage
 from crawler.scraping.file_links import FoundFiles
@@ -26,25 +25,18 @@ from crawler.scraping.follow import Followed
 HIDDEN = "***"
 MIN_SECRET = 4
 """Shorter secrets are not searched for in pages: they are part of many words."""
-MAX_LAYERS = 4
-"""How often a text may be escaped: `%2527` is an apostrophe that was escaped twice."""
 MAX_SPELLING = 64
 """Characters that spell one character of a secret; longer spellings are found by chance only."""
 WINDOW = 1 << 18
 """Characters that are searched at a time, which bounds the memory for their escapes."""
 _OF_CODING = frozenset({"content-encoding", "content-length"})
+_INEXACT = frozenset({"iso2022_jp", "cp932", "big5hkscs", "euc_jp"})
+"""Codecs that do not give back the bytes that they have read."""
 _BLANKS = str.maketrans("+\t\n\r\f\xa0", "      ")
 """A space is written in many ways; each is one character, so that positions stay."""
-_HEX = "[0-9a-fA-F]"
-_CODE = rf"u(?:[dD][89abAB]{_HEX}{{2}}[\\%]u[dD][c-fC-F]{_HEX}{{2}}|{_HEX}{{4}})"
-_ESCAPE = re.compile(
-    rf"(%(?:[0-7]{_HEX}|[89a-fA-F]{_HEX}(?:%[89a-fA-F]{_HEX}){{0,7}}|{_CODE})"
-    rf"|&(?:[A-Za-z][A-Za-z0-9]{{1,31}};?|#(?:[0-9]{{1,20}}|[xX]{_HEX}{{1,20}});?)"
-    rf"|\\(?:[^A-Za-z0-9]|{_CODE}|u\{{{_HEX}{{1,8}}\}}|x{_HEX}{{2}}|[bfnrtv]))"
-)
-_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-
-Span = tuple[int, int]
+_BLANK = "(?:\\s|&nbsp;?|&#(?:160|[xX][aA]0);?)"
+_GAP = re.compile(f"({_BLANK}*+(?:<[^<>]*+>{_BLANK}*+)+|{_BLANK}{{2,}})")
+"""Tags and blanks, which a parser makes one space of."""
 
 
 class Redactor:
@@ -115,19 +107,20 @@ class Redactor:
         return value
 
     def _body(self, body: bytes, codec: str, budget: Budget) -> bytes:
-        errors, end = "surrogateescape", len(body)
-        if codec.startswith("utf-16"):
-            errors, end = "surrogatepass", len(body) // 2 * 2
-        text = body[:end].decode(codec, errors)
-        hidden = self._without(text, codec, budget)
-        if hidden == text:
-            return body
-        return hidden.encode(codec, errors) + body[end:]
+        for name, errors in _readings(codec):
+            end = len(body)
+            if name.startswith("utf-16"):
+                end = len(body) // 2 * 2
+            text = body[:end].decode(name, errors)
+            hidden = self._without(text, codec, budget)
+            if hidden != text:
+                body = hidden.encode(name, errors) + body[end:]
+        return body
 
     def _without(self, text: str, codec: str, budget: Budget) -> str:
         if not self:
             return text
-        needles = {each for secret in self._secrets for each in _needles(secret, codec)}
+        needles = frozenset().union(*(_needles(secret, codec) for secret in self._secrets))
         kept, end = [], 0
         for begin in range(0, len(text), WINDOW):
             if begin:
@@ -198,102 +191,68 @@ def _hide_in_listing(listing: SeenListing, redactor: Redactor) -> SeenListing:
     return replace(listing, key=redactor.text(listing.key), record=record, address=address)
 
 
+# Spellings.
+
+
+def _readings(codec: str) -> list[tuple[str, str]]:
+    """Return how to read a page and to write it again, as codecs and what these do with errors.
+
+    As Latin-1, all other bytes of a page stay as they are. What only an inexact codec can read must
+    be hidden nevertheless, such as a secret between other characters of ISO-2022-JP.
+    """
+    if codec in _INEXACT:
+        return [("latin-1", "strict"), (codec, "replace")]
+    if codec.startswith("utf-16"):
+        return [(codec, "surrogatepass")]
+    return [(codec, "surrogateescape")]
+
+
 @lru_cache(maxsize=1_000)
 def _needles(secret: str, codec: str) -> frozenset[str]:
     """Return what to search for: the secret, with decoded escapes of its own, and as its bytes.
 
-    The bytes stand for percent-encoded characters that are not UTF-8, and for those of headers.
+    The bytes stand for percent-encoded characters that are not UTF-8, for those of headers, and for
+    pages that are read as Latin-1.
     """
-    found = {secret}
-    for layer in _layers(secret):
-        found.add(layer.text)
+    written = {secret}
     for name in ("utf-8", "cp1252", codec):
         if not secret.isascii() and not name.startswith("utf-16"):
-            found.add(secret.encode(name, "ignore").decode("latin-1"))
-    return frozenset(each.translate(_BLANKS) for each in found if len(each) > len(secret) // 2)
+            written.add(secret.encode(name, "xmlcharrefreplace").decode("latin-1"))
+    found = {each.translate(_BLANKS) for text in written for each in spellings(text)}
+    found |= {re.sub(" {2,}", " ", each) for each in found}
+    return frozenset(each for each in found if len(each) > len(secret) // 2)
 
 
-# Escapes.
-
-
-class _Layer:
-    """A text with its escapes decoded."""
-
-    def __init__(self, source: str) -> None:
-        # Escapes have odd numbers among the pieces.
-        self._sources = _ESCAPE.split(source)
-        self._pieces = self._sources.copy()
-        self._pieces[1::2] = map(_plain, self._sources[1::2])
-        self.has_changed = self._pieces != self._sources
-        self.text = "".join(self._pieces)
-
-    @cached_property
-    def _begins(self) -> tuple[list[int], list[int]]:
-        """Where the pieces begin: in this text, and in its source."""
-        pieces, sources = (accumulate(map(len, each)) for each in (self._pieces, self._sources))
-        return [0, *pieces], [0, *sources]
-
-    def source(self, span: Span) -> Span:
-        """Return the part of the source that a part of this text comes from."""
-        first, last = span
-        begins, sources = self._begins
-        number = bisect_right(begins, first) - 1
-        inside = 0 if number % 2 else first - begins[number]
-        begin = sources[number] + inside
-        number = bisect_left(begins, last) - 1
-        if number % 2:
-            return begin, sources[number + 1]
-        return begin, sources[number] + last - begins[number]
-
-
-def _spans(text: str, needles: Iterable[str]) -> Iterator[Span]:
+def _spans(text: str, needles: frozenset[str]) -> Iterator[Span]:
     """Yield where a text spells one of the needles."""
+    yield from _spelled(text, needles)
+    if any(" " in each for each in needles):
+        folded = Layer(text, _GAP, lambda _: " ")
+        for span in _spelled(folded.text, needles):
+            yield folded.source(span)
+
+
+def _spelled(text: str, needles: frozenset[str]) -> Iterator[Span]:
+    """Yield where a text has a needle as it is, or with its escapes decoded."""
     yield from _found(text, needles)
-    below: list[_Layer] = []
-    for layer in _layers(text):
+    are_ascii = all(map(str.isascii, needles))
+    below: list[Layer] = []
+    for layer in layers(text):
+        readings = [layer]
+        if not are_ascii:
+            readings.append(Layer(text, BYTES))
+        for reading in readings:
+            for span in _found(reading.text, needles):
+                yield reduce(lambda part, each: each.source(part), [reading, *below], span)
         below.insert(0, layer)
-        for span in _found(layer.text, needles):
-            yield reduce(lambda part, each: each.source(part), below, span)
+        text = layer.text
 
 
-def _found(text: str, needles: Iterable[str]) -> Iterator[Span]:
+def _found(text: str, needles: frozenset[str]) -> Iterator[Span]:
     text = text.translate(_BLANKS)
     for needle in needles:
         at = text.find(needle)
         while at >= 0:
-            yield at, at + len(needle)
-            at = text.find(needle, at + 1)
-
-
-def _layers(text: str) -> Iterator[_Layer]:
-    """Yield a text with its escapes decoded once, twice and so on, while that changes it."""
-    for _ in range(MAX_LAYERS):
-        layer = _Layer(text)
-        if not layer.has_changed:
-            return
-        yield layer
-        text = layer.text
-
-
-@lru_cache(maxsize=10_000)
-def _plain(escape: str) -> str:
-    """Return what an escape stands for."""
-    if escape[0] == "&":
-        return html.unescape(escape)
-    if escape[0] == "%" and escape[1] != "u":
-        data = bytes.fromhex(escape.replace("%", ""))
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return data.decode("latin-1")
-    kind, digits = escape[1], escape[2:]
-    if kind in _SHORT:
-        return _SHORT[kind]
-    if kind not in "ux":
-        return kind
-    if digits[0] == "{":
-        number = int(digits[1:-1], 16)
-        return chr(number) if number < 0x110000 else escape
-    units = [int(unit, 16) for unit in re.split(r"[\\%]u", digits)]
-    data = b"".join(unit.to_bytes(2, "big") for unit in units)
-    return data.decode("utf-16-be", "surrogatepass")
+            end = at + len(needle)
+            yield at, end
+            at = text.find(needle, end)

@@ -370,7 +370,7 @@ def _site_files(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
+        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from error
     return [path for path in paths if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
 
 

@@ -135,6 +135,16 @@ def in_json(
     return _bounded(base, links + following, [], refused)
 
 
+def of_page(tree: LexborHTMLParser, html: bytes, url: str, budget: Budget) -> tuple[list[str], int]:
+    """Return the absolute URLs that an HTML page links to, each once and in its order, whatever may
+    be followed; and the number of links above the maximum."""
+    base = structured.base_of(tree, url)
+    found = _Html(tree, html, base, budget)
+    urls = dict.fromkeys(structured.absolute(base, href.strip()) for href in found.all)
+    urls.pop("", None)
+    return list(urls), found.more
+
+
 def _bounded(
     base: str,
     links: list[FoundLink],

@@ -48,6 +48,8 @@ class LiveSites:
                 raise
             self.now = fallback
             self._note(str(error))
+            if shortage_of(error):
+                self._read = ()  # the next look tries it again
 
     def of(self, url: str, platform: str | None = None) -> Site:
         """Return the site of a URL's host, else that of the task's platform."""
@@ -72,21 +74,22 @@ class LiveSites:
         self._looked_at = now
         before, self._seen = self._seen, state_of(self._folder, self.now.classes)
         if self._seen == before != self._read:
-            self._read = self._seen
             self._load()
+            self._read = self._seen
 
     def _load(self) -> None:
+        """Read the files again; a shortage is raised, and then the next look tries it again."""
         if not self._folder.is_dir():
             self._note(f"{self._folder}: the folder is gone")
             return
         try:
             self.now = load(self._folder, self._rate)
-        except InputError as error:
-            self._note(str(error))
-            return
         except Exception as error:  # whatever the files hold, this process goes on
             if shortage_of(error):
                 raise
+            if isinstance(error, InputError):
+                self._note(str(error))
+                return
             log.exception("the files in %s could not be read again", self._folder)
             self._note(f"{self._folder}: {type(error).__name__}: {error}")
             return

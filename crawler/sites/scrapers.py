@@ -98,7 +98,7 @@ def python_files(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
+        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from error
 
 
 @cache

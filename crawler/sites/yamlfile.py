@@ -114,7 +114,7 @@ def _read_text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(str(path), f"the file cannot be read ({error.strerror})") from None
+        raise InputError(str(path), f"the file cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(str(path), "the file is not UTF-8", line) from None

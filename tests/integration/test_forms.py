@@ -286,14 +286,17 @@ def test_a_login_wall_in_place_of_a_wanted_page_is_a_failure(
 
 def test_no_page_of_a_crawl_gives_a_secret_away(folder: Folder, portal: Portal) -> None:
     """Whatever page repeats a password, in its text, its links or where it redirects to: it is kept
-    in the session's file alone."""
+    in the session's file alone. So parsing the stored pages again does not bring it back."""
     text = f"<p>{'All of the county. ' * 30}"
     echo = f"{text}<p>Your password is {PASSWORD}.<a href='/found?p={PASSWORD}'>x</a><a href=/go>"
     spelled = PASSWORD.replace("&", "&#38;").replace("ä", "\\u00e4").replace("/", "%2f")
-    pieces = "<b>sword</b>fish &amp; &lt;chips&gt;/äö"
+    pieces = "swordfish <b>&amp; &lt;chips&gt;/äö</b>"
     portal.answers["/profile"] = Reply(f"<title>{PASSWORD}</title>{echo}{spelled}<h1>{pieces}</h1>")
     portal.answers["/go"] = moved(f"/end?password={PASSWORD}")
-    describe(folder, portal, LOGIN, "start: {url}/profile\nfields: {{heading: h1}}\n")
+    portal.answers["/results"] = Reply(f"<title>Found</title>{text}<h1>{pieces}</h1>{spelled}")
+    form = "{{css: form#search, values: {{owner: $password, kind: сграда}}}}"
+    starts = f"start: [{{url}}/profile, {{{{url: '{{url}}/search', form: {form}}}}}]\n"
+    describe(folder, portal, LOGIN, starts, "fields: {{heading: h1}}\n")
 
     done = folder.crawler("crawl", "county", "--secrets", (file := write_secrets(folder)))
 
@@ -304,6 +307,11 @@ def test_no_page_of_a_crawl_gives_a_secret_away(folder: Folder, portal: Portal) 
     # The link and the redirect that hold the password.
     assert "guard secret" in done.stdout
     assert not [path for path in portal.paths() if "*" in path]
+    headings = {result["url"]: result["data"].get("heading") for result in folder.results()}
+    assert headings == {f"{portal.url}/profile": "***", f"{portal.url}/search": "***"}
+    replayed = folder.crawler("replay", "--site", "county", "--fail-under", "1", "--apply")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert holding(folder.path, shown, Path(file), *sessions(folder)) == []
 
 
 def test_a_wrong_password_fails_the_job_and_does_not_hammer(folder: Folder, portal: Portal) -> None:

@@ -36,6 +36,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Link, Page, Role, Task
 from crawler.scraping import form_fetch
 from crawler.scraping.form_fetch import Door, Fetched, FormFetch
+from crawler.scraping.redaction import Redactor
 from crawler.sites import Site, crawlfile
 from crawler.sites.crawlfile import Login
 from crawler.sites.forms import Forms, FormTask, next_task, read_task, start_task, unpack
@@ -344,7 +345,7 @@ def test_a_secret_in_a_form_is_in_no_page() -> None:
             f"<p>{PASSWORD} {echoed} swordfish &amp; &lt;chips&gt;/äö swordfish</p>",
             headers=[("X-Echo", echoed)],
         )
-        page = fetch(portal, "/search", given, live).page
+        page = Redactor(live.hidden_values).page(fetch(portal, "/search", given, live).page)
         assert page.body.decode() == "<p>*** *** *** swordfish</p>"
         assert page.raw == page.body
         assert dict(page.headers)["X-Echo"] == "***"
@@ -413,6 +414,28 @@ def test_the_cookies_of_a_login_are_hidden_in_pages() -> None:
     live.take("http", "a.example", "/", [f"auth={n:08}f; Path=/" for n in range(100)])
     assert len(live.hidden_values) == 1 + MAX_SECRET_VALUES
     assert "00000099f" in live.hidden_values
+
+
+@pytest.mark.parametrize(
+    ("value", "is_hidden"),
+    [
+        ("%2Fsearch%2Fresults", False),
+        ("%252Fsearch%252Fresults", False),
+        ("\\/search\\/results", False),
+        ("https%3A%2F%2Fa.example%2Fresults", False),
+        ("https://a.example/results", False),
+        ("results.php%3Fpage%3D12", False),
+        ("new%20flats%20in%20Sofia", False),
+        ("a1b2%2Fc3%2Bd4%3D%3D", True),
+        ("s%3Aa1b2c3d4.e5%2Ff6", True),
+        ("%7B%22key%22%3A%20%22a1b2c3d4%22%7D", True),
+    ],
+)
+def test_an_escaped_cookie_is_judged_by_what_it_says(value: str, is_hidden: bool) -> None:
+    """A page is searched for that, too, and would lose its links to an escaped path."""
+    live = LiveSession(Session())
+    live.keep(SignIn(number=1, cookies=(Cookie(name="last", value=value, domain="a.example"),)))
+    assert live.hidden_values == [value] * is_hidden
 
 
 def test_a_file_of_secrets(tmp_path: Path) -> None:

@@ -196,7 +196,15 @@ class TestMatching:
 
     def test_listings_of_one_page_are_no_pair(self, lpm: LocalPersistenceManager) -> None:
         """A site that was renamed has them under both names; listings without a page of their own
-        do not look like one page."""
+        do not look like one page. Pairs that were stored before are shown no more, unless a person
+        has confirmed them."""
+
+        def shown(pair: ListingPair) -> tuple[set[int], set[int]]:
+            """What a merged thing and the view of a listing show beside it."""
+            things = [{each.listing for each in it.sources} for it in merged(lpm, SITES, 0.8)]
+            [thing] = [ids for ids in things if pair.a in ids] or [{pair.a}]
+            return thing, {each.listing for each in lpm.listings.show(pair.a).pairs}
+
         _fill(lpm)
         run_fingerprint_matching(lpm, SITES)
         first, second = lpm.listing_pairs.pairs(0.8)[:2]
@@ -206,10 +214,16 @@ class TestMatching:
                     "UPDATE listings SET url_key = ? WHERE id IN (?, ?)", (key, pair.a, pair.b)
                 )
 
+        assert set(_expected()) - set(_stored(lpm)) == {(first.a, first.b)}
+        assert [first.b in ids for ids in shown(first)] == [False, False]
+        assert [second.b in ids for ids in shown(second)] == [True, True]
         lpm.listing_pairs.match_again()
         run_fingerprint_matching(lpm, SITES)
-
         assert set(_expected()) - set(_stored(lpm)) == {(first.a, first.b)}
+
+        one_page = compared_pair(lpm, SITES, *lpm.listing_pairs.listings([first.a, first.b]))
+        lpm.listing_pairs.decide(one_page, "same", NOW)
+        assert [first.b in ids for ids in shown(first)] == [True, True]
 
     def test_a_record_that_is_no_object_is_no_error(self, lpm: LocalPersistenceManager) -> None:
         """A damaged one neither."""
@@ -284,6 +298,25 @@ class TestDecisions:
         decided = {(it.a, it.b) for it in lpm.listing_pairs.pairs(1.0)}
         assert decided == {(1, 121), (1, 123), (2, 121)}
         assert sorted(lpm.listing_pairs.separated()) == [(1, 122), (2, 122)]
+
+    def test_a_refusal_names_what_stands_between(self, lpm: LocalPersistenceManager) -> None:
+        """Not what is the same thing beside that; the next command can do what it says."""
+        _fill(lpm)
+
+        def decide(a: int, b: int, decision: Any) -> None:
+            lpm.listing_pairs.decide(FoundPair(a, b, 0.9, {}, []), decision, NOW)
+
+        for a, b in ((1, 121), (2, 121), (2, 122), (3, 122)):
+            decide(a, b, "same")
+        names = {it.id: f"{it.site}:{it.key}" for it in lpm.listing_pairs.listings(range(123))}
+        for a, b, between in ((121, 122, 2), (2, 3, 122), (1, 3, 122)):
+            with pytest.raises(UsageError) as refusal:
+                decide(a, b, "different")
+            thing = f"both were confirmed as the same thing as {names[between]};"
+            assert str(refusal.value) == f"{thing} separate that from {names[b]} first"
+
+        decide(2, 122, "different")
+        decide(121, 122, "different")
 
 
 def _pair(a: int, b: int, confidence: float = 0.9, decision: Any = None) -> ListingPair:

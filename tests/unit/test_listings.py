@@ -652,6 +652,64 @@ def test_a_price_that_only_the_new_rules_know_is_a_first_one(market: Market) -> 
     assert (market.prices(1), market.listing(1)["price"]) == ([], 7.0)
 
 
+def crawl_with(
+    market: Market, version: str, given: dict[str, Any], rules: Listings = RULES
+) -> None:
+    """Crawl listing 1 by a version of the site's file."""
+    market.begin([1])
+    tasks = market.claim()
+    shown: dict[str, Any] = {"listings": seen(given, url(1), rules), "site": (SITE, version)}
+    market.store(market.show(tasks[LIST]), market.show(tasks[url(1)], given, **shown))
+    market.end()
+
+
+COUNT_CITY = msgspec.structs.replace(RULES, changes=("city",))
+
+
+@pytest.mark.parametrize("rules", [RULES, COUNT_CITY], ids=["price counts", "price does not"])
+@pytest.mark.parametrize("after", [None, {"price": "on request"}])
+def test_an_edit_of_the_file_forgets_no_last_price(
+    market: Market, rules: Listings, after: dict[str, Any] | None
+) -> None:
+    """Whatever it changes beside the rule for the price: the last price stays, and the next one is
+    compared with it."""
+    crawl_with(market, "1", record(1, 100), rules)
+    crawl_with(market, "1", record(1, None), rules)
+    crawl_with(market, "2", record(1, None, city="Varna") | (after or {}), rules)
+    assert (market.listing(1)["price"], market.listing(1)["currency"]) == (100.0, "EUR")
+
+    crawl_with(market, "3", record(1, None, city="Ruse") | {"price": "ask us"}, rules)
+    crawl_with(market, "4", record(1, 90, city="Ruse"), rules)
+
+    assert (market.prices(1), market.listing(1)["price"]) == ([(100.0, 90.0)], 90.0)
+    assert "corrected" not in market.kinds(1)
+
+
+def test_a_price_of_other_rules_stays_until_there_is_another(market: Market) -> None:
+    """The first price by the new rules has no history, however many pages come before it."""
+    crawl_with(market, "1", record(1, 100))
+    crawl_with(market, "2", record(1, 100, city="Varna"), BY_RENT)
+    crawl_with(market, "2", record(1, None, city="Ruse"), BY_RENT)
+    assert market.listing(1)["price"] == 100.0
+
+    crawl_with(market, "2", record(1, None, city="Ruse", rent=7), BY_RENT)
+
+    assert (market.prices(1), market.listing(1)["price"]) == ([], 7.0)
+
+
+def test_a_corrected_listing_is_compared_again(market: Market) -> None:
+    """Its pairs rest on the price: by a crawl as by a replay."""
+    market.crawl(offer(100, 7, "let"))
+    db = market.lpm.store.durable
+    with writing(db):
+        db.execute("UPDATE listings SET matched = 1")
+
+    see_by_rent(market, offer(100, 7, "let"))
+
+    assert market.kinds(1) == ["new", "corrected"]
+    assert market.lpm.listing_pairs.to_match() == 1
+
+
 # Scheduled crawls
 
 

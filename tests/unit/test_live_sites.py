@@ -1,5 +1,6 @@
 """A running process uses the files of config/ as they are, or as they last were without a fault."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crawler import sites
-from crawler.errors import InputError
+from crawler.errors import InputError, shortage_of
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES
 from crawler.resilience.memory import MemoryPermit
@@ -150,6 +151,52 @@ def test_an_unforeseen_error_leaves_the_old_settings_in_force(
     assert live.problem == f"{folder}: RecursionError: too deep"
     assert "still fetched with the files as they were before" in caplog.text
     (folder / "sites" / "county.yaml").write_text("hosts: a.example\nrate: 5/s\n")
+    assert looked(live, clock).rule("a.example").interval_s == 0.2
+
+
+def lacking_descriptors(*_: object) -> None:
+    """As a reader that finds no descriptor left on this machine."""
+    lack = OSError(errno.ENFILE, "Too many open files in system")
+    raise InputError("county.yaml", "the file cannot be read") from lack
+
+
+def lacking_memory(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("fail", [lacking_descriptors, lacking_memory])
+def test_files_that_a_shortage_hid_are_read_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[..., None]
+) -> None:
+    """They need not change once more. Who looks at them is told of the shortage each time."""
+    clock = Clock(100)
+    live = LiveSites(folder, clock=clock)
+    (folder / "sites" / "county.yaml").write_text("hosts: a.example\nrate: 5/s\n")
+    looked(live, clock, 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("crawler.sites.live.load", fail)
+        for _ in range(3):
+            with pytest.raises((InputError, MemoryError)) as told:
+                looked(live, clock, 1)
+            assert shortage_of(told.value)
+    assert live.rule("a.example").interval_s == 0.5
+
+    assert looked(live, clock, 1).rule("a.example").interval_s == 0.2
+
+
+def test_files_that_a_shortage_hid_at_the_start_are_read_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the process has what its parent read."""
+    clock = Clock(100)
+    parent = sites.load(folder)
+    (folder / "sites" / "county.yaml").write_text("hosts: a.example\nrate: 5/s\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("crawler.sites.live.load", lacking_descriptors)
+        live = LiveSites(folder, None, parent, clock)
+    assert live.rule("a.example").interval_s == 0.5
+
     assert looked(live, clock).rule("a.example").interval_s == 0.2
 
 

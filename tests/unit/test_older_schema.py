@@ -14,7 +14,7 @@ VERSIONS = sorted(
     int(path.name.removesuffix(".tar.gz").partition("-")[2])
     for path in FIXTURES.glob("schema-*.tar.gz")
 )
-NOTES = ("known_gaps", "pending_secured")
+NOTES = ("known_gaps", "pending_secured", "last_seq")
 """What a repair writes into `meta`, or removes there, whatever it has found."""
 _FREED = "'kind': 'worker died'"
 """The event of a task that a dead worker held: it has the time of the repair."""

@@ -1,12 +1,15 @@
 """Secrets in pages, links and records: hidden in every spelling, and nothing else is changed."""
 
 import json
+import time
 from html import escape
+from random import Random
 from urllib.parse import quote, quote_plus
 
 import msgspec
 import pytest
 
+from crawler.fetch import charset
 from crawler.judge import decided
 from crawler.models import LeftOut, Link, NamedFile, Page, Role, SeenListing
 from crawler.scraping import redaction
@@ -81,6 +84,78 @@ def test_a_secret_that_looks_like_an_escape() -> None:
         assert redactor.text(f"a {spelling} b") == "a *** b"
 
 
+@pytest.mark.parametrize(
+    "secret", ["漢字漢字漢字漢字漢", "漢字漢字漢字漢字漢字", "пароль€€", "€€€€äö€x1", "ä b ö"]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
+def test_a_percent_encoded_secret_of_any_length(secret: str, encoding: str) -> None:
+    """Whatever bytes stand before and after it; they stay."""
+    spelled = quote(secret, safe="", encoding=encoding)
+    for before, after in (("p=", ""), ("%ff", "%80"), ("%D0%96", "%D0%96"), ("%c3", "%e2%82")):
+        body = f"{before}{spelled}{after}".encode()
+        page = page_of(body, f"text/plain; charset={encoding}")
+        assert Redactor([secret]).page(page).body == f"{before}***{after}".encode()
+
+
+@pytest.mark.parametrize("name", charset.NAMES)
+def test_no_other_byte_of_a_page_is_changed(name: str) -> None:
+    """In no charset, and whatever the bytes are: also those that are no text in it."""
+    chance, secret = Random(7), "swordfish"
+    wrong = [b"\x1b$B-!\x1b(B", b"\x1b$B\x30", b"\x87\x90\xfa\x54\xa1\xfe\x8f\xa2\xb7", b""]
+    coded = secret.encode(charset.codec(name))
+    for tail in [*wrong, *(chance.randbytes(40) for _ in range(200))]:
+        body = wrong[0] + wrong[2] + b"\x1b(B    " + coded + b"  " + tail
+
+        hidden = Redactor([secret]).page(page_of(body), name).body
+
+        assert hidden == body.replace(coded, "***".encode(charset.codec(name)))
+
+
+@pytest.mark.parametrize("name", ["iso-2022-jp", "shift_jis", "big5", "euc-jp"])
+def test_a_secret_that_only_its_charset_can_read(name: str) -> None:
+    """Between other characters of a charset with states, partly escaped, or with a character that
+    the charset does not have."""
+    secret, codec = "漢字表示ソ€&1", charset.codec(name)
+    raw = secret[:-3].encode(codec, "xmlcharrefreplace").decode(codec)
+    for spelled in (f"{raw}&#8364;&amp;1", f"&#28450;{raw[1:]}&euro;&#38;1"):
+        body = f"<p>文字{spelled}文字</p>".encode(codec)
+        hidden = Redactor([secret]).page(page_of(body), name).body
+        assert hidden == "<p>文字***文字</p>".encode(codec)
+
+
+DIVIDED = [
+    "<h1>sword fish <b>&amp; &lt;chips&gt;/äö</b></h1>",
+    "<h1>sword<br/>fish\n   &amp;&nbsp; <!-- x -->&lt;chips&gt;/äö</h1>",
+    '<td title="x">sword</td> <td>fish</td>\r\n<td>&amp;</td><td>%3cchips&gt;/äö',
+]
+
+
+@pytest.mark.parametrize("html", DIVIDED)
+def test_a_secret_with_tags_between_its_words(html: str) -> None:
+    """A parser makes one space of these, so that the page spells the secret."""
+    page = page_of(f"<p>5 < 6</p>{html}<p>&lt;b&gt; more".encode())
+
+    hidden = Redactor(["sword fish & <chips>/äö"]).page(page).body.decode()
+
+    for word in ("sword", "fish", "chips"):
+        assert word not in hidden
+    assert hidden.startswith("<p>5 < 6</p>")
+    assert hidden.endswith("<p>&lt;b&gt; more")
+
+
+def test_numbers_between_tags_are_no_secret() -> None:
+    """The links to the pages of a list do not spell 1234."""
+    page = page_of("".join(f"<a href='?page={n}'>{n}</a>" for n in range(1, 9)).encode())
+    assert Redactor(["1234"]).page(page) == page
+
+
+def test_a_page_full_of_a_long_secret_takes_no_longer() -> None:
+    """Each part of the page is compared a few times, not once for each place in the secret."""
+    began = time.process_time()
+    assert "a" * 10_000 not in Redactor(["a" * 10_000]).text("a" * 1_000_000)
+    assert time.process_time() - began < 10
+
+
 @pytest.mark.parametrize("encoding", ["windows-1251", "shift_jis", "gb18030"])
 def test_a_secret_in_an_old_charset(encoding: str) -> None:
     """Raw and percent-encoded, and no other byte of the page is changed."""
@@ -128,7 +203,7 @@ def test_a_page_without_secrets_is_left_as_it_is() -> None:
 
 def test_a_job_without_secrets_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages cost nothing."""
-    monkeypatch.setattr(redaction, "_ESCAPE", None)
+    monkeypatch.setattr(redaction, "layers", None)
     page = page_of(b"&amp;" * 1_000)
     assert Redactor([]).page(page) is page
     assert not Redactor([]).shows("http://a.example/***")

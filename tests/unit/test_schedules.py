@@ -219,6 +219,33 @@ def test_a_broken_file_leaves_the_schedules_as_they_were(
     assert "county-2026-11-18" in desk.names()
 
 
+@pytest.mark.parametrize("changed", ["file", "site"])
+def test_a_file_that_a_shortage_hid_is_read_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """It need not change once more, and nor need the site that it waited for."""
+    schedules = desk.open(HOURLY)
+    schedules.run_due(DAY)
+    desk.write(HOURLY.replace("imoti", "castle" if changed == "site" else "county"))
+    if changed == "site":
+        desk.look(schedules)
+        desk.write_site("castle")
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("crawler.schedules.read_schedules", fail)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                desk.look(schedules)
+    desk.look(schedules)
+
+    schedules.run_due(DAY + 3600)
+    begun = "castle" if changed == "site" else "county"
+    assert desk.names() == [f"{begun}-2026-11-18", "library-2026-11-18"]
+
+
 def test_a_site_that_a_schedule_waited_for_mends_it(desk: Desk) -> None:
     """The file is read again when a site changes."""
     schedules = desk.open(HOURLY)

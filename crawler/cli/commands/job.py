@@ -37,12 +37,10 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from crawler.history import Step, TaskHistory
+    from crawler.history import TaskHistory
 
 _WITHOUT_RESULT = ("failed", "skipped", "expired")
 _MAX_LISTED = 100
-_TIMES = ("not_before", "until", "deadline")
-"""Details of a step in a timeline that are times."""
 
 
 @click.group()
@@ -442,6 +440,7 @@ def why(url: str, as_json: bool) -> None:
 
 
 def _print_timeline(found: "TaskHistory", tz: tzinfo | None) -> None:
+    from crawler.history import step_text
     from crawler.waits import describe_wait
 
     print(printable(found.url or found.their_id or "no URL"))
@@ -458,7 +457,7 @@ def _print_timeline(found: "TaskHistory", tz: tzinfo | None) -> None:
                 day = at.date()
                 print(f"{at:%A %d %B %Y, %Z}")
             clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
-        _print_wrapped(f"  {clock:13}{step.what:13}{_step_text(step, tz, day)}".rstrip())
+        _print_wrapped(f"  {clock:13}{step.what:13}{step_text(step, tz, day)}".rstrip())
     for wait in found.waits:
         _print_wrapped(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}")
 
@@ -470,27 +469,3 @@ def _print_wrapped(line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
         line = textwrap.fill(line, width, subsequent_indent=" " * 28)
     print(line)
-
-
-def _step_text(step: "Step", tz: tzinfo | None, day: date | None) -> str:
-    return ", ".join(_detail_text(name, value, tz, day) for name, value in step.detail.items())
-
-
-def _detail_text(name: str, value: Any, tz: tzinfo | None, day: date | None) -> str:
-    """Return a detail of a step as text; a time has its date only if that is not `day`."""
-    if name in _TIMES and value:
-        at = datetime.fromtimestamp(value, tz).astimezone(tz)
-        shown = f"{at:%H:%M:%S}"
-        if at.date() != day:
-            shown = f"{at:%a %d %b %Y} {shown}"
-        return f"{name.replace('_', ' ')} {shown}"
-    if name == "evidence" and isinstance(value, list):
-        return "because " + "; ".join(value)
-    if name == "evidence":
-        return "\n" + "\n".join(f"      {line}" for line in str(value).splitlines())
-    if isinstance(value, dict):
-        return f"{name} " + ":".join(str(item) for item in value.values())
-    for ending, unit in (("_ms", " ms"), ("_s", " s")):
-        if name.endswith(ending):
-            return f"{name.removesuffix(ending)} {value}{unit}"
-    return f"{name} {value}"

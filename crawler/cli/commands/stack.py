@@ -67,14 +67,16 @@ def started(stack: "Orchestrator") -> Iterator[None]:
 @workers_option
 @click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
 @click.option("--beat", is_flag=True, help="Run the schedules of config/schedules.yaml too.")
+@click.option("--api", is_flag=True, help="Serve the HTTP API too, on 127.0.0.1.")
 @data_dir_option
-def up(workers: int | None, flower: bool, beat: bool) -> None:
+def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
     """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
     Example:
       python -m crawler up --workers 4 --flower
       python -m crawler up --beat
+      python -m crawler up --api
     """
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.stack import read_stack
@@ -87,7 +89,8 @@ def up(workers: int | None, flower: bool, beat: bool) -> None:
         print(f"The stack is up already, in containers (Flower: {stack.flower_url})")
         return
     if stack.up and stack.ready and stack.supervisor:
-        if workers or (flower and not stack.flower_url) or (beat and not stack.beat):
+        lacks = (flower and not stack.flower_url) or (beat and not stack.beat)
+        if workers or lacks or (api and not stack.api):
             raise click.UsageError(
                 f"the stack is up already, with other options; stop it first: {program()} down"
             )
@@ -96,10 +99,12 @@ def up(workers: int | None, flower: bool, beat: bool) -> None:
     if flower:
         check_flower()
     say("starting Redis and workers …")
-    stack = spawn_supervisor(settings, workers, flower, beat)
+    stack = spawn_supervisor(settings, workers, flower, beat, api)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")
     if stack.flower_url:
         print(f"Flower: {stack.flower_url}")
+    if stack.api_url:
+        print(f"API: {stack.api_url}")
     if not beat:
         _say_schedules_rest(settings)
 
@@ -167,13 +172,14 @@ def worker(workers: int | None) -> None:
 @workers_option
 @click.option("--flower", is_flag=True)
 @click.option("--beat", is_flag=True)
-def supervise(workers: int | None, flower: bool, beat: bool) -> None:
+@click.option("--api", is_flag=True)
+def supervise(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
     """The background process of `up`."""
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
     with (
         terminated_by_signal(),
-        Orchestrator(config.load(), workers, flower, beat=beat, join=False) as stack,
+        Orchestrator(config.load(), workers, flower, beat=beat, join=False, api=api) as stack,
     ):
         stack.start_all()
         while True:

@@ -60,7 +60,7 @@ _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped"
 _WITHOUT_RESULT = ("failed", "skipped", "expired")
 _FULL_SOON_S = 90 * 86400.0
 """A disk that lasts longer is not worth a word."""
-_SERVICES = ("supervisor", "redis", "worker", "agent", "beat", "flower")
+_SERVICES = ("supervisor", "redis", "worker", "agent", "beat", "api", "flower")
 
 
 @click.command()
@@ -229,10 +229,14 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "agent": _living_pid(stack.agent),
         "beat": _living_pid(stack.beat),
         "has_beat": is_beat_running(settings.data_dir),  # also one without a stack
+        "api": _living_pid(stack.api),
         "flower": _living_pid(stack.flower),
         "workers": [
             {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
         ],
+        "direct": sorted(
+            note.pid for note in owners.living(_owners(settings)) if note.about["kind"] == "direct"
+        ),
     }
 
 
@@ -285,7 +289,7 @@ def _stopped_processes(settings: Settings, stack: "Stack") -> list[dict[str, Any
         for name, mark in marks.items()
         if mark and mark.is_stopped()
     ]
-    kinds = {"worker": "a worker's child", "cli": "a command"}
+    kinds = {"worker": "a worker's child", "cli": "a command", "direct": "a program's process"}
     return stopped + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
         for note in stalled_processes(notes, settings.stall_s)
@@ -450,10 +454,14 @@ def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
         f"redis {redis_state}",
         f"workers {', '.join(workers) or 'none'}",
     ]
+    if pids["direct"]:
+        parts.append(f"processes of programs {', '.join(map(str, pids['direct']))}")
     if pids["agent"]:
         parts.append(f"agent {pids['agent']}")
     if pids["beat"]:
         parts.append(f"beat {pids['beat']}")
+    if pids["api"]:
+        parts.append(f"api {pids['api']}")
     next_runs = [(each["next_run"], each["name"]) for each in facts["schedules"]]
     if planned := [each for each in next_runs if each[0]]:
         at, name = min(planned)

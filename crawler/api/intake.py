@@ -1,0 +1,153 @@
+"""Accepts batches: checks what a client may do, and stores each call once."""
+
+import hashlib
+import re
+import secrets
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from crawler import batches, urls
+from crawler.api.backend import LedgerBackend
+from crawler.api.errors import ApiError
+from crawler.api.limits import MAX_URLS
+from crawler.api.tokens import Client
+from crawler.batches import BatchOptions, Submitted
+from crawler.config import Settings
+from crawler.db.batches import Asked
+from crawler.errors import UrlError
+from crawler.fetch.egress import Egress, ip_literal, names_loopback
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobStatus
+
+SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._~:@-]{0,99}$"
+KEY = re.compile(r"[!-~]{1,200}")
+"""An Idempotency-Key."""
+
+
+class NewCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call for URLs, as a client has sent it."""
+
+    urls: Sequence[str]
+    options: BatchOptions
+    session_id: str | None = None
+    distributed: bool = False
+    key: str | None = None
+    """Its Idempotency-Key."""
+    digest: str = ""
+    """Hash of what was asked for: a key that comes again must come with the same."""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A call that is in the ledger."""
+
+    session_id: str
+    call: Submitted
+    asked: list[Asked]
+    """Its URLs, in their order."""
+
+
+class Intake:
+    """Accepts calls of all clients; what it returns is in the ledger."""
+
+    def __init__(self, settings: Settings, backend: LedgerBackend) -> None:
+        self._backend = backend
+        self._egress = Egress(settings.allow_nets)
+        self._quota = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self._egress.close()
+
+    def accept(self, client: Client, call: NewCall) -> Accepted:
+        """Store a call; raises `ApiError` if its client may not have it."""
+        self._check(client, call)
+        session_id = call.session_id or _new_id(call.key)
+
+        def keep_key(lpm: LocalPersistenceManager, job: Job) -> None:
+            if call.key and not lpm.batches.keep_key(
+                client.name, _hash(call.key), job, call.digest
+            ):
+                raise ApiError(
+                    409,
+                    "key_reused",
+                    "this Idempotency-Key came with another body before; send a new key",
+                )
+
+        with self._quota:  # two calls at once must not both find room for themselves
+            self._check_state(client, session_id, call)
+            submitted = self._backend.accept(
+                client.name, session_id, call.urls, call.options, call.distributed, keep_key
+            )
+        return Accepted(session_id, submitted, self._backend.asked(submitted))
+
+    def _check(self, client: Client, call: NewCall) -> None:
+        if len(call.urls) > MAX_URLS:
+            raise ApiError(413, "too_many_urls", f"more than {MAX_URLS:,} URLs in one call")
+        if call.key is not None and not KEY.fullmatch(call.key):
+            raise ApiError(
+                400, "bad_key", "Idempotency-Key: 1 to 200 printable characters without spaces"
+            )
+        if not client.is_operator and (call.options.rate or call.options.ignore_robots):
+            raise ApiError(
+                403,
+                "operator_only",
+                "only the operator may use the options rate and ignore_robots: "
+                "a token with the scope admin",
+            )
+        self._check_addresses(call.urls)
+
+    def _check_addresses(self, given: Sequence[str]) -> None:
+        """Refuse a call that only asks for addresses that are never fetched.
+
+        What a name leads to is known when it is fetched, and checked then.
+        """
+        problem = ""
+        for text in given:
+            problem = self._objection(text)
+            if not problem:
+                return
+        if problem:
+            raise ApiError(403, "forbidden_address", problem)
+
+    def _objection(self, text: str) -> str:
+        try:
+            host = urls.split(urls.normalize(text))[2]
+        except UrlError:
+            return ""  # its result says so
+        address = ip_literal("127.0.0.1") if names_loopback(host) else ip_literal(host)
+        problem = self._egress.objection(address) if address else ""
+        return f"{host[:200]}: this address is not fetched ({problem})" if problem else ""
+
+    def _check_state(self, client: Client, session_id: str, call: NewCall) -> None:
+        """See that a session may get more URLs, and a client too; a call that comes again may."""
+        store = self._backend.lpm.batches
+        if store.has_call(client.name, session_id, batches.checksum(call.urls)):
+            return
+        known = store.find(client.name, session_id)
+        if known and known.job.cancelled:
+            message = f"the session {session_id} was cancelled: begin another one"
+            raise ApiError(409, "cancelled", message)
+        if client.max_urls is None and client.max_sessions is None:
+            return
+        sessions, open_urls = store.open_of_client(client.name)
+        if client.max_urls is not None and open_urls + len(call.urls) > client.max_urls:
+            raise _over_quota(f"{client.max_urls:,} open URLs", f"has {open_urls:,}")
+        is_more = known is None or known.job.status == JobStatus.DONE
+        if client.max_sessions is not None and is_more and sessions >= client.max_sessions:
+            raise _over_quota(f"{client.max_sessions:,} running sessions", f"has {sessions:,}")
+
+
+def _over_quota(limit: str, state: str) -> ApiError:
+    message = f"this token may have {limit} at a time, and {state}; try again later"
+    return ApiError(429, "quota", message, {"Retry-After": "30"})
+
+
+def _new_id(key: str | None) -> str:
+    """A name for a session without one; the same for the same key, also after a restart."""
+    return f"key-{_hash(key)[:32]}" if key else f"session-{secrets.token_hex(8)}"
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,0 +1,185 @@
+"""The server of the API: uvicorn, with limits on connections and an orderly end."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from crawler import logs
+from crawler.api.app import create_app
+from crawler.api.errors import Json
+from crawler.api.service import Service
+from crawler.api.tokens import Tokens
+from crawler.config import Settings, program
+from crawler.errors import ServiceError, UsageError
+from crawler.lpm import LocalPersistenceManager
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 3
+"""How long requests may take to end once the server is told to."""
+HEAD_S = 30.0
+"""How long the head of a request may take."""
+CLOSE_S = 5.0
+"""How long a closed connection may take to hand over what is left."""
+MAX_CONNECTIONS = 1500
+MAX_MESSAGE = 65_536
+"""Bytes of a message that a WebSocket's client sends; it has nothing to say."""
+PING_S = 20.0
+
+
+def serve(settings: Settings, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the API until a signal ends it; `ready` is told its URL."""
+    with _bound(host, port) as listener:
+        is_local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        if not is_local and not Tokens(settings).any():
+            raise UsageError(
+                f"--host {host}: other machines would reach the API, and there is no token; "
+                f"set CRAWLER_API_TOKEN, or add one: {program()} serve token add NAME"
+            )
+        LocalPersistenceManager(settings.data_dir).close_after_check()
+        app = create_app(settings, is_local)
+        if not is_local:
+            log.warning("other machines reach the API: put a proxy with TLS in front of it")
+        Server(_config(app), app.state.service, lambda: ready(_url(listener))).run([listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which says when it is ready and wakes all who wait when it ends."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._ready = service, ready
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._sweeping = asyncio.create_task(self._sweep())
+        self._ready()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """End: requests that wait answer with what is there, and streams can be resumed."""
+        self._service.changes.stop()
+        self._service.backend.ask_to_stop()
+        await super().shutdown(sockets)
+        if self._sweeping:
+            self._sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        """End connections that bring nothing and take nothing."""
+        closing: dict[Any, float] = {}
+        while True:
+            await asyncio.sleep(1.0)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.look(now)
+                transport = connection.transport
+                # A closed one stays as long as its client takes nothing of what is left.
+                if transport.is_closing() and now - closing.setdefault(transport, now) > CLOSE_S:
+                    transport.abort()
+            living = {connection.transport for connection in self.server_state.connections}
+            closing = {each: since for each, since in closing.items() if each in living}
+
+
+class Connection(H11Protocol):
+    """A connection of HTTP, whose errors are JSON, too."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, unless there are enough."""
+        super().connection_made(transport)
+        self._head_since: float | None = self.loop.time()
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and note when the head of a request began."""
+        if self._head_since is None and not self._is_busy():
+            self._head_since = self.loop.time()
+        super().data_received(data)
+        if self._is_busy():
+            self._head_since = None
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def look(self, now: float) -> None:
+        """End a connection whose request has begun and does not come."""
+        if not self._is_busy() and self._head_since and now - self._head_since > HEAD_S:
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, which begins with its first byte."""
+        self._head_since = None
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        answer = Json({"error": f"this is no request: {msg}", "code": "bad_http"})
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """A WebSocket, whose client is left if it answers no ping."""
+
+    def keepalive_timeout(self) -> None:
+        """End it at once: a client that takes nothing would hold it for ever."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    complaints = logging.getLogger("uvicorn.error")
+    complaints.handlers[:], complaints.propagate = [logs.handler()], False
+    complaints.setLevel(logging.ERROR)
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=Connection,
+        ws=Socket,
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=FAREWELL_S,
+    )
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServiceError(
+            f"--host {host} --port {port}: it cannot be listened there ({reason}); "
+            "--port 0 takes any free port"
+        ) from None
+    with listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,25 @@
+"""`mcp`: serve the tools of the crawler to a program that speaks MCP."""
+
+import click
+
+from crawler import config, logs
+from crawler.cli.options import data_dir_option
+
+
+@click.command()
+@data_dir_option
+def mcp() -> None:
+    """Serve tools for language models over stdin and stdout (Model Context Protocol).
+
+    A client such as an editor or a chat program starts this command and ends it. It needs the
+    extra `mcp`. Log lines go to stderr.
+
+    \b
+    Example:
+      python -m crawler mcp --data-dir /srv/crawler/data
+    """
+    from crawler.api.mcp import serve_stdio
+
+    settings = config.load()
+    logs.setup(settings.log_level)
+    serve_stdio(settings)
