@@ -40,11 +40,12 @@ from crawler.api.firecrawl_options import (
     SCRAPE_S,
     BatchBody,
     CrawlBody,
+    FirecrawlProblem,
     MapBody,
     ScrapeBody,
     understand,
 )
-from crawler.batches import SUCCESS
+from crawler.batches import PENDING, SUCCESS
 from crawler.db.batches import Batch
 from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
 from crawler.site_map import MapAnswer, MapRequest
@@ -72,16 +73,6 @@ _CODES = {
     "timeout": "SCRAPE_TIMEOUT",
 }
 """What the dialect calls failures, where it has a word for them."""
-_PROBLEM = {
-    "type": "object",
-    "required": ["success", "error"],
-    "properties": {
-        "success": {"const": False},
-        "error": {"type": "string"},
-        "code": {"type": "string"},
-        "details": {"type": "object"},
-    },
-}
 _STATUSES = {
     400: "An option is unknown, wrong or not supported.",
     401: "The token is missing or not known.",
@@ -95,8 +86,7 @@ _STATUSES = {
     503: "The store or a service cannot be used now.",
 }
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _PROBLEM}}}
-    for status, text in _STATUSES.items()
+    status: {"description": text, "model": FirecrawlProblem} for status, text in _STATUSES.items()
 }
 
 JobId = Annotated[str, Path(max_length=100)]
@@ -171,7 +161,7 @@ def _refusal(error: CrawlerError) -> Response:
     if isinstance(error, Conflict):
         return problem(409, str(error))
     if isinstance(error, Forbidden):
-        return problem(403, str(error), "forbidden_address")
+        return problem(403, str(error), "forbidden")
     if isinstance(error, StoreError):  # its text names files of this machine
         return problem(503, "the store cannot be used; its operator sees why by `doctor`")
     if isinstance(error, ServiceError):
@@ -307,6 +297,8 @@ class _Dialect:
             return Json({"success": True, "data": document(result, batch.shown, body.url)})
         if http_status(result["reason"] or ""):
             return Json({"success": True, "data": failed_document(result, body.url)})
+        if result["status"] == PENDING:  # its client has heard the end of it
+            await run_in_threadpool(jobs.cancel, batch)
         return _failure(result)
 
     def batch(
@@ -322,6 +314,8 @@ class _Dialect:
         self, request: Request, client: CurrentClient, body: CrawlBody, key: Key = ""
     ) -> Response:
         """Crawl a site as a job: its links and sitemaps are followed."""
+        if body.ignore_robots_txt and client.name:
+            raise Forbidden("ignoreRobotsTxt: only the operator of this server may decide that")
         how = understand(body.scrape_options, body, kind="crawl")
         batch, warning = self.jobs(request).crawl(client.name, body, how, key)
         return _begun(request, "crawl", batch, warning, {})

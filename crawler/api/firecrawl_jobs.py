@@ -70,7 +70,7 @@ class Conflict(CrawlerError):
 
 
 class Forbidden(CrawlerError):
-    """An address that may not be fetched."""
+    """Something that a client may not have, such as an address of a private network."""
 
 
 class Documents(NamedTuple):
@@ -304,7 +304,7 @@ class Jobs:
     def page(self, batch: Batch) -> dict[str, Any] | None:
         """The result of a scrape; None while it is not there.
 
-        A host without an address is told at once, though it is tried again later.
+        A host without an address is told at once, though it would be tried again later.
         """
         tasks = [row.task for row in self._lpm.batches.asked(batch.job, 0) if row.task is not None]
         outcomes = self._lpm.batches.outcomes(tasks)
