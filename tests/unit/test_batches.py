@@ -197,7 +197,7 @@ def test_different_passwords_for_a_server_are_refused_and_store_nothing(
     settings: Settings, lpm: LocalPersistenceManager
 ) -> None:
     """The message names the server and no password."""
-    with pytest.raises(UsageError, match="http://a.example") as caught:
+    with pytest.raises(UsageError, match=r"for http://a\.example") as caught:
         give(settings, ["http://u:first@a.example/1", "http://u:second@a.example/2"])
 
     assert "first" not in str(caught.value)
