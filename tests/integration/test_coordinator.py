@@ -447,3 +447,38 @@ def test_workers_fetch_what_is_distributed(
     assert coordinator.statistics
     assert coordinator.statistics.workers_used == 2
     assert sum(site.hits().values()) - len(asked) <= 8, "more than was in flight"
+
+
+def test_four_workers_take_less_than_half_the_time_of_one(
+    here: Folder, site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 pages of a server that takes its time, with one page at a time in each worker."""
+    here.env |= {"REDIS_URL": redis_url, "CRAWLER_PAGES": "1"}
+    monkeypatch.setenv("REDIS_URL", redis_url)
+
+    def seconds(session: str, workers: int) -> float:
+        coordinator = CrawlCoordinator(session, distributed=True)
+        results = coordinator.crawl_many_sync([site.page(n, 0.06) for n in range(100)])
+        assert {each["status"] for each in results} == {"success"}
+        assert coordinator.statistics
+        assert coordinator.statistics.workers_used == workers
+        return coordinator.statistics.seconds
+
+    here.worker(concurrency=1)
+    seconds("warm", 1)
+    alone = seconds("one", 1)
+    here.worker(concurrency=3)
+
+    assert seconds("four", 4) < alone / 2
+
+
+def test_a_session_keeps_its_rate(here: Folder, site: Site) -> None:
+    """The option limits each domain, and the audit proves it."""
+    coordinator = CrawlCoordinator("polite")
+    coordinator.crawl_many_sync([site.page(n) for n in range(8)], {"rate": "10/s"})
+
+    [facts] = json.loads(here.crawler("audit", "--json").stdout)
+    assert facts["limits"] == ["10/s, 10 at a time"]
+    assert (facts["requests"], facts["breaches"]) == (9, [])  # with robots.txt
+    assert coordinator.statistics
+    assert coordinator.statistics.seconds >= 0.8

@@ -4,10 +4,10 @@ sessions."""
 import json
 import stat
 import time
-from itertools import pairwise
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 
 import pytest
 
