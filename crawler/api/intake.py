@@ -1,10 +1,11 @@
 """Accepts batches: checks what a client may do, and stores each call once."""
 
+import contextlib
 import hashlib
 import re
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -119,7 +120,7 @@ class Intake:
         """
         problem = ""
         for text in given:
-            problem = self._objection(text)
+            problem = self.objection(text)
             if not problem:
                 return
         if problem:
@@ -132,10 +133,11 @@ class Intake:
             raise ApiError(400, "bad_url", f"webhook.url: {error}") from None
         if urls.credentials(webhook.url):
             raise ApiError(400, "bad_url", "webhook.url: must hold no user name or password")
-        if problem := self._objection(webhook.url):
+        if problem := self.objection(webhook.url):
             raise ApiError(403, "forbidden_address", f"webhook.url: {problem}")
 
-    def _objection(self, text: str) -> str:
+    def objection(self, text: str) -> str:
+        """Say why a URL is never fetched, if its host shows that by itself."""
         try:
             host = urls.split(urls.normalize(text))[2]
         except UrlError:
@@ -153,10 +155,22 @@ class Intake:
         if known and known.job.cancelled:
             message = f"the session {session_id} was cancelled: begin another one"
             raise ApiError(409, "cancelled", message)
+        self._check_quota(client, session_id, len(call.urls))
+
+    @contextlib.contextmanager
+    def room(self, client: Client, session_id: str, count: int) -> Iterator[None]:
+        """See that a client may have so many more URLs, and let no other call take their room."""
+        with self._quota:
+            self._check_quota(client, session_id, count)
+            yield
+
+    def _check_quota(self, client: Client, session_id: str, count: int) -> None:
         if client.max_urls is None and client.max_sessions is None:
             return
+        store = self._backend.lpm.batches
+        known = store.find(client.name, session_id)
         sessions, open_urls = store.open_of_client(client.name)
-        if client.max_urls is not None and open_urls + len(call.urls) > client.max_urls:
+        if client.max_urls is not None and open_urls + count > client.max_urls:
             raise _over_quota(f"{client.max_urls:,} open URLs", f"has {open_urls:,}")
         is_more = known is None or known.job.status == JobStatus.DONE
         if client.max_sessions is not None and is_more and sessions >= client.max_sessions:

@@ -194,6 +194,7 @@ class Batches(Part):
                 "UPDATE jobs SET source = 'crawl', queue = ?, batch_size = ? WHERE id = ?",
                 (queue, batch_size, id_),
             )
+            db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
             job = _job(db, id_)
             prepare(job)
             add_starts(db, job, starts, now)
