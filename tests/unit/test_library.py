@@ -46,7 +46,7 @@ def test_the_page_has_each_option() -> None:
 def test_what_is_not_public_is_an_error() -> None:
     """A wrong name fails as with any module."""
     with pytest.raises(AttributeError, match="has no attribute 'Coordinator'"):
-        getattr(crawler, "Coordinator")  # noqa: B009 - mypy knows that there is none
+        crawler.Coordinator  # noqa: B018
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
