@@ -76,6 +76,9 @@ def as_http(error: CrawlerError) -> ApiError:
 async def refuse(scope: Scope, receive: Receive, send: Send, error: HTTPException) -> None:
     """Answer a request, or a WebSocket that is not open yet, with an error."""
     answer = refusal(error)
+    if scope["path"].startswith("/v2/"):  # as Firecrawl's clients know it
+        told = {"success": False, **msgspec.json.decode(bytes(answer.body))}
+        answer = Json(told, answer.status_code, dict(error.headers or {}))
     if scope["type"] == "http":
         await answer(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):

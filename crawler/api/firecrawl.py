@@ -20,6 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from crawler import urls
 from crawler.api import site_crawls
 from crawler.api.auth import CurrentClient
+from crawler.api.errors import Json
 from crawler.api.firecrawl_jobs import (
     ROBOTS,
     Conflict,
@@ -40,17 +41,18 @@ from crawler.api.firecrawl_options import (
     SCRAPE_S,
     BatchBody,
     CrawlBody,
+    FirecrawlProblem,
     MapBody,
     ScrapeBody,
     understand,
 )
-from crawler.batches import SUCCESS
+from crawler.api.service import service_of
+from crawler.batches import PENDING, SUCCESS
 from crawler.db.batches import Batch
 from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
 from crawler.site_map import MapAnswer, MapRequest
 
 PREFIX = "/v2"
-MAX_BODY = 10_000_000
 MAX_MAPS = 4
 """Maps that are made at a time. Further ones wait."""
 LOCKS = 64
@@ -72,16 +74,6 @@ _CODES = {
     "timeout": "SCRAPE_TIMEOUT",
 }
 """What the dialect calls failures, where it has a word for them."""
-_PROBLEM = {
-    "type": "object",
-    "required": ["success", "error"],
-    "properties": {
-        "success": {"const": False},
-        "error": {"type": "string"},
-        "code": {"type": "string"},
-        "details": {"type": "object"},
-    },
-}
 _STATUSES = {
     400: "An option is unknown, wrong or not supported.",
     401: "The token is missing or not known.",
@@ -95,22 +87,11 @@ _STATUSES = {
     503: "The store or a service cannot be used now.",
 }
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _PROBLEM}}}
-    for status, text in _STATUSES.items()
+    status: {"description": text, "model": FirecrawlProblem} for status, text in _STATUSES.items()
 }
 
 JobId = Annotated[str, Path(max_length=100)]
 Key = Annotated[str, Header(alias="x-idempotency-key", max_length=200)]
-
-
-class Json(Response):
-    """An answer as JSON, encoded by msgspec."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        """Encode a value."""
-        return msgspec.json.encode(content)
 
 
 def problem(
@@ -138,7 +119,7 @@ class FirecrawlRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                return await handle(Request(request.scope, _limited(request)))
+                return await handle(request)
             except RequestValidationError as error:
                 return problem(400, _faults(error))
             except HTTPException as error:
@@ -150,28 +131,13 @@ class FirecrawlRoute(APIRoute):
         return answer
 
 
-def _limited(request: Request) -> Receive:
-    """Return what reads the body of a request, up to a limit."""
-    size = 0
-
-    async def receive() -> Any:
-        nonlocal size
-        message = await request.receive()
-        size += len(message.get("body", b""))
-        if size > MAX_BODY:
-            raise HTTPException(413, f"the body has more than {MAX_BODY:,} bytes")
-        return message
-
-    return receive
-
-
 def _refusal(error: CrawlerError) -> Response:
     if isinstance(error, NoJob):
         return problem(404, str(error))
     if isinstance(error, Conflict):
         return problem(409, str(error))
     if isinstance(error, Forbidden):
-        return problem(403, str(error), "forbidden_address")
+        return problem(403, str(error), "forbidden")
     if isinstance(error, StoreError):  # its text names files of this machine
         return problem(503, "the store cannot be used; its operator sees why by `doctor`")
     if isinstance(error, ServiceError):
@@ -272,11 +238,12 @@ def _add_job_routes(routes: APIRouter, dialect: "_Dialect", path: str, kind: Kin
     async def watch(websocket: WebSocket, client: CurrentClient, id: str) -> None:
         """Tell of each document as it is collected."""
         offered = websocket.scope["subprotocols"]
-        await websocket.accept(offered[0] if offered else None)
-        with contextlib.suppress(WebSocketDisconnect):
-            await _Stream(dialect.jobs(websocket), websocket).run(client.name, kind, id[:100])
-        with contextlib.suppress(RuntimeError):  # it may be closed already
-            await websocket.close()
+        with service_of(websocket).streams.taken(client.name):
+            await websocket.accept(offered[0] if offered else None)
+            with contextlib.suppress(WebSocketDisconnect):
+                await _Stream(dialect.jobs(websocket), websocket).run(client.name, kind, id[:100])
+            with contextlib.suppress(RuntimeError):  # it may be closed already
+                await websocket.close()
 
 
 class _Dialect:
@@ -288,8 +255,7 @@ class _Dialect:
 
     def jobs(self, connection: HTTPConnection) -> Jobs:
         """The jobs of the application that serves a request."""
-        state = connection.app.state
-        return Jobs(state.settings, state.backend, self._locks)
+        return Jobs(service_of(connection), self._locks)
 
     async def scrape(self, request: Request, client: CurrentClient, body: ScrapeBody) -> Response:
         """Fetch a page and return its document; with `maxAge`, a stored page may do."""
@@ -298,15 +264,18 @@ class _Dialect:
         stored = await run_in_threadpool(jobs.stored_page, client.name, body, how)
         if stored:
             return Json({"success": True, "data": stored})
-        batch = await run_in_threadpool(jobs.scrape, client.name, body, how)
+        batch = await run_in_threadpool(jobs.scrape, client, body, how)
         limit_s = body.timeout / 1000 if body.timeout else SCRAPE_S
-        result = await _wait_for(request, lambda: jobs.page(batch), limit_s)
+        with service_of(request).waits.taken(client.name):
+            result = await _wait_for(request, lambda: jobs.page(batch), limit_s)
         if result is None:
             return await _not_yet(jobs, batch, body.url)
         if result["status"] == SUCCESS:
             return Json({"success": True, "data": document(result, batch.shown, body.url)})
         if http_status(result["reason"] or ""):
             return Json({"success": True, "data": failed_document(result, body.url)})
+        if result["status"] == PENDING:  # its client has heard the end of it
+            await run_in_threadpool(jobs.cancel, batch)
         return _failure(result)
 
     def batch(
@@ -314,7 +283,7 @@ class _Dialect:
     ) -> Response:
         """Fetch many pages as a job."""
         how = understand(body, kind="batch")
-        batch, warning = self.jobs(request).batch(client.name, body, how, key)
+        batch, warning = self.jobs(request).batch(client, body, how, key)
         invalid = {"invalidURLs": invalid_urls(body.urls)} if body.ignore_invalid_urls else {}
         return _begun(request, "batch/scrape", batch, warning, invalid)
 
@@ -322,8 +291,10 @@ class _Dialect:
         self, request: Request, client: CurrentClient, body: CrawlBody, key: Key = ""
     ) -> Response:
         """Crawl a site as a job: its links and sitemaps are followed."""
+        if body.ignore_robots_txt and not client.is_operator:
+            raise Forbidden("ignoreRobotsTxt: only the operator of this server may decide that")
         how = understand(body.scrape_options, body, kind="crawl")
-        batch, warning = self.jobs(request).crawl(client.name, body, how, key)
+        batch, warning = self.jobs(request).crawl(client, body, how, key)
         return _begun(request, "crawl", batch, warning, {})
 
     async def map(self, request: Request, client: CurrentClient, body: MapBody) -> Response:
@@ -337,9 +308,12 @@ class _Dialect:
             subdomains=_wants_subdomains(body, address),
             limit=MAX_PAGES if body.search or body.ignore_query_parameters else body.limit,
         )
+        limit_s = body.timeout / 1000 if body.timeout else MAP_S
+        service = service_of(request)
         try:
-            async with asyncio.timeout(body.timeout / 1000 if body.timeout else MAP_S), self._maps:
-                answer = await site_crawls.list_urls(request.app.state.settings, asked)
+            with service.waits.taken(client.name):
+                async with asyncio.timeout(limit_s), self._maps:
+                    answer = await site_crawls.list_urls(service.settings, asked)
         except TimeoutError:
             return problem(408, "the map took too long; ask again with a longer timeout", "TIMEOUT")
         if answer.error:

@@ -10,12 +10,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from ipaddress import ip_network
 from typing import Any, Literal, NamedTuple
 
 from crawler import urls
 from crawler.api import site_crawls
-from crawler.api.backend import LedgerBackend
 from crawler.api.firecrawl_options import (
     BatchBody,
     CrawlBody,
@@ -23,17 +21,16 @@ from crawler.api.firecrawl_options import (
     ScrapeBody,
     Understood,
 )
+from crawler.api.service import Service
+from crawler.api.tokens import Client
 from crawler.batches import FAILED, SUCCESS, shown
-from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.batches import Batch
 from crawler.db.results import iso
 from crawler.errors import CrawlerError, UrlError, UsageError
-from crawler.fetch.egress import ip_literal, names_loopback, objection
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, TaskStatus
 from crawler.scraping.scope import ending
-from crawler.stack import read_stack
 
 REPEAT_S = 30
 """How long after the end of a job an equal request without a key is the same job."""
@@ -70,7 +67,7 @@ class Conflict(CrawlerError):
 
 
 class Forbidden(CrawlerError):
-    """An address that may not be fetched."""
+    """Something that a client may not have, such as an address of a private network."""
 
 
 class Documents(NamedTuple):
@@ -96,12 +93,10 @@ class Begun(NamedTuple):
 class Jobs:
     """Begins and reads the jobs of clients. Its methods may be called from any thread."""
 
-    def __init__(
-        self, settings: Settings, backend: LedgerBackend, locks: Sequence[threading.Lock]
-    ) -> None:
+    def __init__(self, service: Service, locks: Sequence[threading.Lock]) -> None:
         """`locks` let one of equal requests at a time look for its job and begin it."""
-        self._settings, self._backend, self._locks = settings, backend, locks
-        self._networks = tuple(map(ip_network, settings.allow_nets))
+        self._service, self._locks = service, locks
+        self._settings, self._backend = service.settings, service.backend
 
     @property
     def _lpm(self) -> LocalPersistenceManager:
@@ -109,23 +104,25 @@ class Jobs:
 
     # Beginning
 
-    def scrape(self, client: str, body: ScrapeBody, how: Understood) -> Batch:
+    def scrape(self, client: Client, body: ScrapeBody, how: Understood) -> Batch:
         """Begin to fetch a page, or find the request that came before."""
         self.check(body.url)
         with self._lock_of(_digest("scrape", body)):
-            id_, found = self._find_call(client, "scrape", body, "")
+            id_, found = self._find_call(client.name, "scrape", body, "")
             return found or self._submit(client, id_, "scrape", [body.url], body, how)
 
-    def batch(self, client: str, body: BatchBody, how: Understood, key: str) -> Begun:
+    def batch(self, client: Client, body: BatchBody, how: Understood, key: str) -> Begun:
         """Begin to fetch pages, or find the request that came before."""
         invalid = invalid_urls(body.urls)
         if invalid and (len(invalid) == len(body.urls) or not body.ignore_invalid_urls):
             raise UsageError(f"urls: {_why_invalid(invalid[0])}")
-        objections = [self._objection(url) for url in set(body.urls).difference(invalid)]
+        objections = [
+            self._service.intake.objection(url) for url in set(body.urls).difference(invalid)
+        ]
         if all(objections):
             raise Forbidden(objections[0])
         if body.append_to_id is not None:
-            before = self.find(client, "batch", body.append_to_id)
+            before = self.find(client.name, "batch", body.append_to_id)
             if before is None:
                 raise NoJob(f"there is no job {body.append_to_id}")
             if before.job.hold == "cancelled":
@@ -133,24 +130,24 @@ class Jobs:
             id_ = body.append_to_id
             return Begun(self._submit(client, id_, "batch", body.urls, body, how), how.warning)
         with self._lock_of(key or _digest("batch", body)):
-            id_, found = self._find_call(client, "batch", body, key)
+            id_, found = self._find_call(client.name, "batch", body, key)
             found = found or self._submit(client, id_, "batch", body.urls, body, how)
         return Begun(found, how.warning)
 
-    def crawl(self, client: str, body: CrawlBody, how: Understood, key: str) -> Begun:
+    def crawl(self, client: Client, body: CrawlBody, how: Understood, key: str) -> Begun:
         """Begin to crawl a site, or find the request that came before."""
         address = self.check(body.url)
         if body.allow_subdomains and (problem := owners_below(address)):
             raise UsageError(f"allowSubdomains: {problem}")
         with self._lock_of(key or _digest("crawl", body)):
-            id_, found = self._find_call(client, "crawl", body, key)
+            id_, found = self._find_call(client.name, "crawl", body, key)
             if found is None:
                 self._begin_crawl(client, id_, address, body, how)
-                found = self._existing(client, id_)
+                found = self._existing(client.name, id_)
         return Begun(found, how.warning)
 
     def _begin_crawl(
-        self, client: str, id_: str, address: urls.Address, body: CrawlBody, how: Understood
+        self, client: Client, id_: str, address: urls.Address, body: CrawlBody, how: Understood
     ) -> None:
         scope = {
             "subdomains": body.allow_subdomains,
@@ -162,21 +159,22 @@ class Jobs:
             "limit": body.limit,
             "sitemap": body.sitemap,
         }
-        distributed = self._has_workers()
+        distributed = self._service.has_workers()
         notes = self._notes("crawl", body, how, [body.url]) | shown(how.options)
         notes["url"] = urls.without_credentials(body.url)
-        site_crawls.begin(
-            self._settings,
-            client,
-            id_,
-            body.url,
-            JobOptions(ignore_robots=body.ignore_robots_txt),
-            scope,
-            delay_s=body.delay or 0.0,
-            headers=how.options.headers,
-            notes=notes,
-            direct=not distributed,
-        )
+        with self._service.intake.room(client, id_, body.limit):
+            site_crawls.begin(
+                self._settings,
+                client.name,
+                id_,
+                body.url,
+                JobOptions(ignore_robots=body.ignore_robots_txt),
+                scope,
+                delay_s=body.delay or 0.0,
+                headers=how.options.headers,
+                notes=notes,
+                direct=not distributed,
+            )
         if distributed:
             from crawler.coordinator import publish
 
@@ -184,7 +182,7 @@ class Jobs:
 
     def _submit(
         self,
-        client: str,
+        client: Client,
         id_: str,
         kind: Kind,
         given: Sequence[str],
@@ -196,9 +194,10 @@ class Jobs:
         def keep(lpm: LocalPersistenceManager, job: Job) -> None:
             lpm.batches.keep_notes(job, notes)
 
-        distributed = self._has_workers()
-        self._backend.accept(client, id_, given, how.options, distributed, keep)
-        return self._existing(client, id_)
+        distributed = self._service.has_workers()
+        with self._service.intake.room(client, id_, len(given)):
+            self._backend.accept(client.name, id_, given, how.options, distributed, keep)
+        return self._existing(client.name, id_)
 
     def _notes(
         self, kind: Kind, body: Request, how: Understood, given: Sequence[str]
@@ -232,31 +231,15 @@ class Jobs:
         assert batch is not None
         return batch
 
-    def _has_workers(self) -> bool:
-        """Whether a stack, or a worker by itself, fetches pages."""
-        return read_stack(self._settings.data_dir).up or bool(owners.workers(self._lpm.owners))
-
     def check(self, url: str) -> urls.Address:
         """Return the address of a URL; raises what a client is told."""
         try:
             address = urls.parse(url)
         except UrlError as error:
             raise UsageError(f"url: {error}") from None
-        if problem := self._objection(url):
+        if problem := self._service.intake.objection(url):
             raise Forbidden(problem)
         return address
-
-    def _objection(self, url: str) -> str:
-        """Say why a URL may not be fetched, if its host shows that by itself. What its name leads
-        to is checked when it is dialled."""
-        host = urls.split(urls.parse(url).url)[2]
-        literal = ip_literal(host)
-        if literal is None and names_loopback(host):
-            literal = ip_literal("127.0.0.1")
-        if literal is None:
-            return ""
-        problem = objection(literal, self._networks)
-        return f"{host[:200]} is not fetched from: {problem}" if problem else ""
 
     # Reading
 
@@ -304,7 +287,7 @@ class Jobs:
     def page(self, batch: Batch) -> dict[str, Any] | None:
         """The result of a scrape; None while it is not there.
 
-        A host without an address is told at once, though it is tried again later.
+        A host without an address is told at once, though it would be tried again later.
         """
         tasks = [row.task for row in self._lpm.batches.asked(batch.job, 0) if row.task is not None]
         outcomes = self._lpm.batches.outcomes(tasks)

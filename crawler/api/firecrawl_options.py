@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from crawler.batches import BatchOptions, Format
 from crawler.errors import UsageError
 
+EXAMPLE_URL = "https://example.com/"
 MAX_URLS = 10_000
 MAX_TEXT = 10_000
 SCRAPE_S, MAP_S = 60.0, 60.0
@@ -60,6 +61,19 @@ _WHY_NO_FORMAT = {
     "screenshot@fullPage": _BY_BROWSER,
     "changeTracking": "is not there; `listings changes` has the changes of sites with a file",
 }
+
+
+def _example(body: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"example": body})
+
+
+class FirecrawlProblem(BaseModel):
+    """Why a request was refused, or a page is not there."""
+
+    success: Literal[False]
+    error: str
+    code: str | None = None
+    details: dict[str, Any] | None = None
 
 
 class Request(BaseModel):
@@ -138,12 +152,16 @@ class ScrapeOptions(Request):
 class ScrapeBody(ScrapeOptions):
     """`POST /v2/scrape`."""
 
+    model_config = _example({"url": EXAMPLE_URL, "formats": ["markdown"], "maxAge": 60000})
+
     url: Url
     zero_data_retention: bool | None = None
 
 
 class BatchBody(ScrapeOptions):
     """`POST /v2/batch/scrape`."""
+
+    model_config = _example({"urls": [EXAMPLE_URL], "formats": ["markdown", "links"]})
 
     urls: Annotated[list[Url], Field(min_length=1, max_length=MAX_URLS)]
     append_to_id: Annotated[str, Field(max_length=100)] | None = None
@@ -155,6 +173,8 @@ class BatchBody(ScrapeOptions):
 
 class CrawlBody(Request):
     """`POST /v2/crawl`."""
+
+    model_config = _example({"url": EXAMPLE_URL, "limit": 10, "includePaths": ["^/docs/"]})
 
     url: Url
     limit: Annotated[int, Field(ge=1, le=MAX_PAGES)] = 10_000
@@ -182,6 +202,8 @@ class CrawlBody(Request):
 
 class MapBody(Request):
     """`POST /v2/map`."""
+
+    model_config = _example({"url": EXAMPLE_URL, "search": "docs"})
 
     url: Url
     search: Annotated[str, Field(max_length=1000)] | None = None

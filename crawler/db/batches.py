@@ -194,6 +194,7 @@ class Batches(Part):
                 "UPDATE jobs SET source = 'crawl', queue = ?, batch_size = ? WHERE id = ?",
                 (queue, batch_size, id_),
             )
+            db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
             job = _job(db, id_)
             prepare(job)
             add_starts(db, job, starts, now)
@@ -351,6 +352,11 @@ class Batches(Part):
     def of_client(self, client: str) -> list[Batch]:
         """The sessions of a client, the oldest first."""
         return self._sessions("b.client = ?", client)
+
+    def of_job(self, job_id: int) -> Batch | None:
+        """The session of a job."""
+        found = self._sessions("b.job_id = ?", job_id)
+        return found[0] if found else None
 
     def of_task(self, task: int) -> Batch | None:
         """The session that a task belongs to; None if it came by another door."""
