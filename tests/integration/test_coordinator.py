@@ -242,37 +242,51 @@ def test_after_a_timeout_the_ledger_keeps_what_is_open(here: Folder, site: Site)
     assert site.hits()["/page/1"] == 1
 
 
-@pytest.mark.parametrize("how", ["cancel", "task", "break"])
-def test_a_session_can_be_cancelled(here: Folder, site: Site, how: str) -> None:
-    """By `cancel`, by cancelling the call, or by leaving its stream: what has not begun is skipped,
-    no process is left, and the session takes no further URL."""
+def test_a_session_can_be_cancelled(here: Folder, site: Site) -> None:
+    """What has not begun is skipped, the call returns, and the session takes no further URL."""
     asked = [f"{site.url}/hold/{n}" for n in range(30)] + [site.page(1)]
     coordinator = CrawlCoordinator("gone")
 
     async def cancel() -> None:
         call = asyncio.create_task(coordinator.crawl_many(asked))
         await asyncio.to_thread(wait_for, site.hits, 60, "the first request")
-        if how == "cancel":
-            await coordinator.cancel()
-            await asyncio.to_thread(site.release)
-            results = await call
-            assert {"skipped", "completed"} >= {each["state"] for each in results}
-            assert "cancelled" in {each["reason"] for each in results if "reason" in each}
-        else:
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
+        await coordinator.cancel()
+        await asyncio.to_thread(site.release)
+        results = await call
+        assert {"skipped", "completed"} >= {each["state"] for each in results}
+        assert "cancelled" in {each["reason"] for each in results if "reason" in each}
 
-    async def leave() -> None:
-        async for result in coordinator.stream(["nonsense", *asked]):
-            assert result["status"] == "failed"
-            break
-
-    asyncio.run(leave() if how == "break" else cancel())
+    asyncio.run(cancel())
 
     assert here.books().pending == 0
     with pytest.raises(UsageError, match="was cancelled"):
         coordinator.crawl_many_sync([site.page(5)])
+
+
+@pytest.mark.parametrize("how", ["task", "break"])
+def test_a_call_that_is_left_keeps_the_session(here: Folder, site: Site, how: str) -> None:
+    """A cancelled call, as by Ctrl-C, and a stream that is left: no process stays, nothing is lost,
+    and the same call goes on."""
+    asked = [f"{site.url}/hold/{n}" for n in range(10)] + [site.page(1)]
+    coordinator = CrawlCoordinator("left")
+
+    async def cancel() -> None:
+        call = asyncio.create_task(coordinator.crawl_many(asked))
+        await asyncio.to_thread(wait_for, site.hits, 60, "the first request")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    async def leave() -> None:
+        async for _ in coordinator.stream(["nonsense", *asked]):
+            break
+
+    asyncio.run(leave() if how == "break" else cancel())
+    site.release()
+    results = coordinator.crawl_many_sync(asked)
+
+    assert {each["status"] for each in results} == {"success"}
+    assert here.books().accepted == len(asked)
 
 
 def test_an_error_of_the_program_keeps_the_session(here: Folder, site: Site) -> None:
