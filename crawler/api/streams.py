@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from crawler.api.auth import CurrentClient, current_client
+from crawler.api.backend import SessionState
 from crawler.api.errors import ApiError, refuse
 from crawler.api.routes import Cursor, SessionId, no_session, router
 from crawler.api.service import Service, service_of
@@ -71,18 +72,24 @@ class Feed:
         self._reads: OrderedDict[_Key, _Reading] = OrderedDict()
         self._cached = 0
 
-    async def read(self, client: Client, session_id: str, cursor: int) -> Batch | None:
-        """What is behind a cursor; None if there is no such session."""
-        key, version = (client.name, session_id, cursor), self._service.changes.version
+    async def read(
+        self, client: Client, session_id: str, began: float, cursor: int
+    ) -> Batch | None:
+        """What is behind a cursor; None if there is no such session.
+
+        `began` tells a session from an earlier one of this name that was removed.
+        """
+        key, version = (client.name, session_id, began, cursor), self._service.changes.version
         known = self._reads.get(key)
         if known is None or not known.is_valid(version):
             self._drop(key)
-            known = _Reading(version, asyncio.create_task(self._read(*key)))
+            known = _Reading(version, asyncio.create_task(self._read(key)))
             self._reads[key] = known
             known.task.add_done_callback(lambda _: self._keep(key, known))
         return await asyncio.shield(known.task)
 
-    async def _read(self, client: str, session_id: str, cursor: int) -> Batch | None:
+    async def _read(self, key: "_Key") -> Batch | None:
+        client, session_id, _, cursor = key
         read = self._encoded
         return await to_thread.run_sync(read, client, session_id, cursor, limiter=self._limiter)
 
@@ -125,7 +132,7 @@ class Feed:
             self._cached -= reading.batch.size
 
 
-_Key = tuple[str, str, int]
+_Key = tuple[str, str, float, int]
 
 
 class _Reading(NamedTuple):
@@ -151,10 +158,10 @@ class Stream:
     """One client that follows one session."""
 
     def __init__(
-        self, service: Service, feed: Feed, client: Client, session_id: str, cursor: int
+        self, service: Service, feed: Feed, client: Client, state: SessionState, cursor: int
     ) -> None:
         self._service, self._feed, self._client = service, feed, client
-        self._session_id, self._cursor = session_id, cursor
+        self._session_id, self._began, self._cursor = state.session_id, state.created_at, cursor
         self._progress = b""
 
     async def messages(self, follow: bool = True) -> AsyncIterator[Message | None]:
@@ -162,7 +169,7 @@ class Stream:
         changes = self._service.changes
         while not changes.is_stopping:
             seen = changes.version
-            batch = await self._feed.read(self._client, self._session_id, self._cursor)
+            batch = await self._feed.read(self._client, self._session_id, self._began, self._cursor)
             if batch is None:
                 return  # it was removed meanwhile
             for message in batch.messages:
@@ -202,10 +209,10 @@ async def _stream(
 ) -> Stream:
     """A stream of a session that exists; raises `ApiError`."""
     service, feed = service_of(connection), feed_of(connection)
-    progress = service.backend.progress
-    if await to_thread.run_sync(progress, client.name, session_id) is None:
+    state = await to_thread.run_sync(service.backend.progress, client.name, session_id)
+    if state is None:
         raise no_session(session_id)
-    return Stream(service, feed, client, session_id, cursor)
+    return Stream(service, feed, client, state, cursor)
 
 
 def feed_of(connection: Request | WebSocket) -> Feed:

@@ -319,6 +319,26 @@ def test_ndjson_has_one_result_per_line(api: ApiServer, site: Site) -> None:
     assert behind.splitlines() == again[10:]
 
 
+def test_a_removed_session_is_not_taken_for_a_new_one_of_its_name(tmp_path: Path) -> None:
+    """After `prune`, a stream of a new session has none of the results that streams of the old one
+    shared."""
+
+    def shown(word: str) -> set[str]:
+        server.batch([f"{word} {n}" for n in range(30)], session_id="again", wait=False)
+        lines = server.ask("GET", "/api/crawl/again/results.ndjson").body.splitlines()
+        assert len(lines) == 30
+        return {json.loads(line)["url"].split()[0] for line in lines}
+
+    with ApiServer(tmp_path) as server:
+        assert shown("old") == {"old"}
+        server.batch(["no URL"], session_id="newest")  # which `prune` would keep
+        done = server.folder.crawler("prune", "--jobs", "--older-than", "0s")
+        assert done.returncode == 0, done.stderr
+        assert server.ask("GET", "/api/crawl/again").status == 404
+
+        assert shown("new") == {"new"}
+
+
 def test_a_websocket_tells_progress_and_the_end(api: ApiServer, site: Site) -> None:
     """Results come with rising numbers, progress between them, `done` at last; then it closes."""
     api.batch([site.page(n, latency_s=0.02) for n in range(10)], session_id="ws", wait=False)
