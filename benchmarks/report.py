@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-ORDER = ("speed", "crash", "crash_links", "links", "replay", "prune", "parts")
+ORDER = ("speed", "crash", "crash_links", "links", "replay", "library", "prune", "api", "parts")
 """The sections, in the order in which they are read."""
 PEERS = (
     "scrapy",

@@ -100,20 +100,11 @@ class CrawlCoordinator:
         """Crawl URLs; return a result for each, in their order, with a reason for failures.
 
         `on_progress(done, total)` is called as pages end. After `timeout_s`, what is not done is
-        returned as `pending`: the ledger keeps it. Cancelling this call cancels the session.
+        returned as `pending`. The ledger keeps it, also if this call is cancelled: the same call
+        goes on with it, and `cancel` ends it.
         """
-        return await self._crawl(urls, options, on_progress, timeout_s, keeps=False)
-
-    async def _crawl(
-        self,
-        urls: Sequence[str],
-        options: dict[str, Any] | None,
-        on_progress: Progress | None,
-        timeout_s: float | None,
-        keeps: bool,
-    ) -> list[Result]:
         began, done = time.monotonic(), 0
-        async with self._begun(urls, options, timeout_s, keeps) as crawl:
+        async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
                 ended = await crawl.call(crawl.step)
                 done += len(ended)
@@ -135,11 +126,10 @@ class CrawlCoordinator:
         *,
         timeout_s: float | None = None,
     ) -> list[Result]:
-        """The same for programs without an event loop. Ctrl-C keeps the session: the same call goes
-        on with it."""
+        """The same for programs without an event loop."""
         if _is_in_loop():
             raise UsageError("an event loop runs here: use `await crawl_many(…)`")
-        return asyncio.run(self._crawl(urls, options, on_progress, timeout_s, keeps=True))
+        return asyncio.run(self.crawl_many(urls, options, on_progress, timeout_s=timeout_s))
 
     async def stream(
         self,
@@ -149,7 +139,8 @@ class CrawlCoordinator:
         timeout_s: float | None = None,
     ) -> AsyncIterator[Result]:
         """Crawl URLs, and give each result as soon as it is stored; those that are not done after
-        `timeout_s` come last, as `pending`. Leaving the loop early cancels the session."""
+        `timeout_s` come last, as `pending`. Who leaves the loop early can go on with the same call,
+        or `cancel`."""
         began, given = time.monotonic(), []
         async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
@@ -165,37 +156,28 @@ class CrawlCoordinator:
 
     def _cancel(self) -> None:
         with LocalPersistenceManager(self._settings.data_dir) as lpm:
-            if batch := lpm.batches.find("", self.session_id):
-                _cancel(lpm, batch.job)
+            batch = lpm.batches.find("", self.session_id)
+            if batch and batch.job.status != JobStatus.DONE:
+                lpm.jobs.hold(batch.job, "cancelled", lpm.now())
+                lpm.jobs.finalise(lpm.now())
 
     @contextlib.asynccontextmanager
     async def _begun(
-        self,
-        urls: Sequence[str],
-        options: dict[str, Any] | None,
-        timeout_s: float | None,
-        keeps: bool = False,
+        self, urls: Sequence[str], options: dict[str, Any] | None, timeout_s: float | None
     ) -> "AsyncIterator[_Crawl]":
-        """A crawl that has begun. If it is cancelled, so is the session, unless it `keeps` it.
-
-        After an error the ledger keeps what is open: the same call goes on with it.
-        """
+        """A crawl that has begun. However it is left, the ledger keeps what is open."""
         given = checked(_as_list(urls), list[str], "urls")
         how = checked(options or {}, BatchOptions, "options")
         limit_s = math.inf if timeout_s is None else checked(timeout_s, float, "timeout_s")
         crawl = _Crawl(
             self._settings, self._converter, not self.distributed, limit_s, self._give_up_s
         )
-        cancelled = False
         try:
             await crawl.call(crawl.begin, self.session_id, given, how)
             yield crawl
-        except (asyncio.CancelledError, GeneratorExit):
-            cancelled = not keeps
-            raise
         finally:
             # Shielded, so that a cancelled call leaves no process behind.
-            await asyncio.shield(crawl.end(cancelled))
+            await asyncio.shield(crawl.end())
 
 
 class _Crawl:
@@ -230,10 +212,10 @@ class _Crawl:
         """Call a method on the thread of this crawl."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
-    async def end(self, cancelled: bool) -> None:
+    async def end(self) -> None:
         """End the process, and close the store."""
         try:
-            await self.call(self._close, cancelled)
+            await self.call(self._close)
         finally:
             self._executor.shutdown(wait=False)
 
@@ -334,18 +316,10 @@ class _Crawl:
                     result["error"] = f"it is not done yet: {self._stall.reason}"
         return found
 
-    def _close(self, cancelled: bool) -> None:
-        if cancelled and self._job and not self.is_over:
-            _cancel(self._lpm, self._job)
+    def _close(self) -> None:
         if self._process:
             self._process.stop()
         self._lpm.close()
-
-
-def _cancel(lpm: LocalPersistenceManager, job: Job) -> None:
-    if lpm.jobs.get(job.id).status != JobStatus.DONE:
-        lpm.jobs.hold(job, "cancelled", lpm.now())
-        lpm.jobs.finalise(lpm.now())
 
 
 class _Stall:

@@ -1,13 +1,13 @@
 """LocalPersistenceManager: the way to lpm.db, pending/ and raw/; only `doctor/` goes around it.
 
-What it stores is reached by part: `lpm.tasks` finds and ends tasks, `lpm.dispatch` claims and
-frees them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.site_jobs` begins
-crawls of sites by name, `lpm.batches` has the URLs of programs, `lpm.jobs` has jobs and receipts,
-`lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what was collected, `lpm.versions` has
-earlier records, `lpm.listings` has what became of each thing that a site's key identifies,
-`lpm.listing_pairs` has those of different sites that may be the same thing, `lpm.files` is
-pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, `lpm.timeline` has the events of each
-task, and `lpm.retention` removes old jobs.
+What it stores is reached by part: `lpm.tasks` finds and ends tasks, `lpm.dispatch` claims and frees
+them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.site_jobs` begins crawls
+of sites by name, `lpm.batches` has the URLs of programs, `lpm.webhooks` has who is told of them,
+`lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what
+was collected, `lpm.versions` has earlier records, `lpm.listings` has what became of each thing that
+a site's key identifies, `lpm.listing_pairs` has those of different sites that may be the same
+thing, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, `lpm.timeline` has
+the events of each task, and `lpm.retention` removes old jobs.
 """
 
 import contextlib
@@ -51,6 +51,7 @@ from crawler.db.record_versions import RecordVersions, Replaced, Replacement, re
 from crawler.db.retention import Retention
 from crawler.db.site_jobs import SiteJobs
 from crawler.db.store import HELD, Layout, Store
+from crawler.db.webhooks import Webhooks
 from crawler.errors import StoreError, UsageError
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
@@ -95,6 +96,7 @@ class LocalPersistenceManager(Layout):
         self.jobs = Jobs(self.store, self.folder / "sessions")
         self.site_jobs = SiteJobs(self.store)
         self.batches = batches.Batches(self.store)
+        self.webhooks = Webhooks(self.store)
         self.counts = Counts(self.store)
         self.results = results.Results(self.store)
         self.versions = RecordVersions(self.store)

@@ -6,7 +6,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from crawler import urls
-from crawler.api.intake import SESSION_ID
+from crawler.api.intake import SESSION_ID, NewWebhook
 from crawler.api.limits import MAX_URLS
 from crawler.batches import BatchOptions, Format
 from crawler.fetch.session import MAX_HEADERS
@@ -57,12 +57,26 @@ class Options(_Body):
     ignore_robots: Annotated[bool, Field(description="Only for the operator.")] = False
     queue: Literal["urgent", "default"] = "default"
     priority: Annotated[
-        int, BeforeValidator(_whole), Field(ge=1, le=9, description="1 first, 9 last.")
+        int, Field(ge=1, le=9, description="1 first, 9 last."), BeforeValidator(_whole)
     ] = 5
 
     def as_batch_options(self) -> BatchOptions:
         """The same as the package has it."""
         return msgspec.convert(self.model_dump(), BatchOptions)
+
+
+class Webhook(_Body):
+    """Who is told of results, by POST."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2000)]
+    secret: Annotated[
+        str, Field(max_length=200, description="Signs each body; kept in no answer and no log.")
+    ] = ""
+    events: Annotated[list[Literal["results", "done"]], Field(max_length=2)] = ["results", "done"]
+
+    def as_new(self) -> NewWebhook:
+        """The same as the intake has it."""
+        return NewWebhook(self.url, self.secret, tuple(self.events))
 
 
 class BatchRequest(_Body):
@@ -86,6 +100,7 @@ class BatchRequest(_Body):
     options: Options = Options()
     timeout: Timeout = 300.0
     wait: Annotated[bool, Field(description="`false`: answer 202 at once.")] = True
+    webhook: Webhook | None = None
 
 
 class ScrapeRequest(_Body):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from crawler import batches, urls
+from crawler.api import webhooks
 from crawler.api.backend import LedgerBackend
 from crawler.api.errors import ApiError
 from crawler.api.limits import MAX_URLS
@@ -27,6 +28,14 @@ KEY = re.compile(r"[!-~]{1,200}")
 """An Idempotency-Key."""
 
 
+class NewWebhook(msgspec.Struct, frozen=True):
+    """Who is to be told of a session."""
+
+    url: str
+    secret: str = ""
+    events: tuple[str, ...] = webhooks.EVENTS
+
+
 class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call for URLs, as a client has sent it."""
 
@@ -36,6 +45,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     distributed: bool = False
     key: str | None = None
     """Its Idempotency-Key."""
+    webhook: NewWebhook | None = None
     digest: str = ""
     """Hash of what was asked for: a key that comes again must come with the same."""
 
@@ -66,7 +76,7 @@ class Intake:
         self._check(client, call)
         session_id = call.session_id or _new_id(call.key)
 
-        def keep_key(lpm: LocalPersistenceManager, job: Job) -> None:
+        def note(lpm: LocalPersistenceManager, job: Job) -> None:
             if call.key and not lpm.batches.keep_key(
                 client.name, _hash(call.key), job, call.digest
             ):
@@ -75,11 +85,13 @@ class Intake:
                     "key_reused",
                     "this Idempotency-Key came with another body before; send a new key",
                 )
+            if told := call.webhook:
+                webhooks.keep(lpm, job, told.url, told.secret, told.events)
 
         with self._quota:  # two calls at once must not both find room for themselves
             self._check_state(client, session_id, call)
             submitted = self._backend.accept(
-                client.name, session_id, call.urls, call.options, call.distributed, keep_key
+                client.name, session_id, call.urls, call.options, call.distributed, note
             )
         return Accepted(session_id, submitted, self._backend.asked(submitted))
 
@@ -98,6 +110,8 @@ class Intake:
                 "a token with the scope admin",
             )
         self._check_addresses(call.urls)
+        if call.webhook:
+            self._check_webhook(call.webhook)
 
     def _check_addresses(self, given: Sequence[str]) -> None:
         """Refuse a call that only asks for addresses that are never fetched.
@@ -111,6 +125,16 @@ class Intake:
                 return
         if problem:
             raise ApiError(403, "forbidden_address", problem)
+
+    def _check_webhook(self, webhook: NewWebhook) -> None:
+        try:
+            urls.normalize(webhook.url)
+        except UrlError as error:
+            raise ApiError(400, "bad_url", f"webhook.url: {error}") from None
+        if urls.credentials(webhook.url):
+            raise ApiError(400, "bad_url", "webhook.url: must hold no user name or password")
+        if problem := self.objection(webhook.url):
+            raise ApiError(403, "forbidden_address", f"webhook.url: {problem}")
 
     def objection(self, text: str) -> str:
         """Say why a URL is never fetched, if its host shows that by itself."""

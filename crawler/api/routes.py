@@ -133,6 +133,7 @@ async def batch(
         session_id=body.session_id,
         distributed=body.distributed,
         key=key,
+        webhook=body.webhook.as_new() if body.webhook else None,
         digest=_digest(body),
     )
     service = service_of(request)
@@ -158,7 +159,7 @@ async def batch(
 
 def _digest(body: bodies.BatchRequest | bodies.ScrapeRequest) -> str:
     """Hash of what is asked for. How long to wait for it is no part of that."""
-    asked = body.model_dump(exclude={"timeout", "wait"})
+    asked = body.model_dump(exclude={"timeout": True, "wait": True, "webhook": {"secret"}})
     return sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
 
 

@@ -35,6 +35,8 @@ MAX_CONNECTIONS = 1500
 MAX_MESSAGE = 65_536
 """Bytes of a message that a WebSocket's client sends; it has nothing to say."""
 PING_S = 20.0
+SEND_BUFFER = 131_072
+"""Bytes that the kernel keeps for a client that reads slowly."""
 
 
 def serve(settings: Settings, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -177,6 +179,8 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         ) from None
     with listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Connections inherit it: megabytes would be sent to clients that never read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         yield listener
 
 

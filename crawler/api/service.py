@@ -9,6 +9,7 @@ from crawler.api import limits
 from crawler.api.backend import LedgerBackend
 from crawler.api.changes import Changes
 from crawler.api.intake import Intake
+from crawler.api.webhooks import Deliverer
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.errors import ServiceError
@@ -22,6 +23,7 @@ class Service:
         self.settings, self.backend = settings, backend
         self.intake = Intake(settings, backend)
         self.changes = Changes()
+        self.webhooks = Deliverer(settings)
         self.waits = limits.Slots("waits", limits.MAX_WAITS, limits.MAX_WAITS_PER_CLIENT)
         self.streams = limits.Slots("streams", limits.MAX_STREAMS, limits.MAX_STREAMS_PER_CLIENT)
 
@@ -29,9 +31,11 @@ class Service:
         """Begin, on the running event loop."""
         self.changes.follow(self.backend)
         self.backend.start()
+        self.webhooks.start()
 
     def stop(self) -> None:
         """End; the ledger keeps what is not done."""
+        self.webhooks.stop()
         self.backend.stop()
         self.intake.close()
 

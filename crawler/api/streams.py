@@ -10,7 +10,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio
 import msgspec
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from crawler.api.auth import CurrentClient, current_client
+from crawler.api.backend import SessionState
 from crawler.api.errors import ApiError, refuse
 from crawler.api.routes import Cursor, SessionId, no_session, router
 from crawler.api.service import Service, service_of
@@ -29,11 +30,11 @@ from crawler.api.tokens import Client
 log = logging.getLogger(__name__)
 
 RESULTS_PER_READ = 20
-MAX_CACHED = 32_000_000
-"""Bytes of results that streams share, so that many of one session read the ledger once."""
+MAX_CACHED, MAX_READS = 32_000_000, 1000
+"""Bytes and pages of results that streams share: many of one session read the ledger once."""
 READ_THREADS = 4
 """Reads of streams at a time: other requests need threads, too."""
-PAUSE_S = 0.1
+PAUSE_S = 0.2
 """The least time between two looks of a stream at the ledger."""
 PING_S = 15.0
 _CURSOR = re.compile(r"-?[0-9]{1,16}")
@@ -68,64 +69,99 @@ class Feed:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limiter = anyio.CapacityLimiter(READ_THREADS)
-        self._reads: OrderedDict[tuple[Any, ...], asyncio.Task[Batch | None]] = OrderedDict()
+        self._reads: OrderedDict[_Key, _Reading] = OrderedDict()
         self._cached = 0
 
-    async def read(self, client: Client, session_id: str, cursor: int) -> Batch | None:
-        """What is behind a cursor; None if there is no such session."""
-        key = (client.name, session_id, cursor, self._service.changes.version)
-        reading = self._reads.get(key)
-        if reading is None:
-            reading = asyncio.create_task(self._read(*key[:3]))
-            self._reads[key] = reading
-            reading.add_done_callback(lambda done: self._keep(key, done))
-        return await asyncio.shield(reading)
+    async def read(
+        self, client: Client, session_id: str, began: float, cursor: int
+    ) -> Batch | None:
+        """What is behind a cursor; None if there is no such session.
 
-    async def _read(self, client: str, session_id: str, cursor: int) -> Batch | None:
+        `began` tells a session from an earlier one of this name that was removed.
+        """
+        key, version = (client.name, session_id, began, cursor), self._service.changes.version
+        known = self._reads.get(key)
+        if known is None or not known.is_valid(version):
+            self._drop(key)
+            known = _Reading(version, asyncio.create_task(self._read(key)))
+            self._reads[key] = known
+            known.task.add_done_callback(lambda _: self._keep(key, known))
+        return await asyncio.shield(known.task)
+
+    async def _read(self, key: "_Key") -> Batch | None:
+        client, session_id, _, cursor = key
         read = self._encoded
         return await to_thread.run_sync(read, client, session_id, cursor, limiter=self._limiter)
 
     def _encoded(self, client: str, session_id: str, cursor: int) -> Batch | None:
         backend = self._service.backend
         page = backend.results(client, session_id, cursor, RESULTS_PER_READ)
-        state = backend.progress(client, session_id)
-        if page is None or state is None:
+        if page is None:
             return None
         messages = [
             Message("result", result["seq"], msgspec.json.encode({"type": "result"} | result))
             for result in page.results
         ]
-        progress = {"type": "progress"} | msgspec.to_builtins(state) | {"cursor": page.cursor}
-        messages.append(Message("progress", None, msgspec.json.encode(progress)))
-        if page.is_complete:
-            done = msgspec.json.encode(progress | {"type": "done"})
-            messages.append(Message("done", None, done))
+        state = backend.progress(client, session_id) if page.is_last else None
+        if state:
+            progress = {"type": "progress"} | msgspec.to_builtins(state) | {"cursor": page.cursor}
+            messages.append(Message("progress", None, msgspec.json.encode(progress)))
+            if page.is_complete:
+                done = msgspec.json.encode(progress | {"type": "done"})
+                messages.append(Message("done", None, done))
         size = sum(len(message.data) for message in messages)
         return Batch(messages, page.cursor, page.is_last, page.is_complete, size)
 
-    def _keep(self, key: tuple[Any, ...], done: "asyncio.Task[Batch | None]") -> None:
+    def _keep(self, key: "_Key", reading: "_Reading") -> None:
         """Keep a read for other streams, as long as there is room."""
-        batch = None if done.cancelled() or done.exception() else done.result()
-        if batch is None:
-            self._reads.pop(key, None)
+        if self._reads.get(key) is not reading:
             return
-        self._cached += batch.size
-        while self._cached > MAX_CACHED or len(self._reads) > 1000:
-            oldest = next((each for each, read in self._reads.items() if read.done()), None)
-            if oldest is None:
+        if reading.batch is None:
+            del self._reads[key]
+            return
+        self._cached += reading.batch.size
+        for oldest in list(self._reads):
+            if self._cached <= MAX_CACHED and len(self._reads) <= MAX_READS:
                 return
-            dropped = self._reads.pop(oldest).result()
-            self._cached -= dropped.size if dropped else 0
+            if self._reads[oldest].task.done():
+                self._drop(oldest)
+
+    def _drop(self, key: "_Key") -> None:
+        reading = self._reads.pop(key, None)
+        if reading and reading.batch:
+            self._cached -= reading.batch.size
+
+
+_Key = tuple[str, str, float, int]
+
+
+class _Reading(NamedTuple):
+    """A read that streams share."""
+
+    version: int
+    """Of the ledger, when it began."""
+    task: "asyncio.Task[Batch | None]"
+
+    @property
+    def batch(self) -> Batch | None:
+        """What was read; None if it failed, or is under way."""
+        if not self.task.done() or self.task.cancelled() or self.task.exception():
+            return None
+        return self.task.result()
+
+    def is_valid(self, version: int) -> bool:
+        """Whether it is what would be read now: what more results follow stays as it is."""
+        return self.version == version or (self.batch is not None and not self.batch.is_last)
 
 
 class Stream:
     """One client that follows one session."""
 
     def __init__(
-        self, service: Service, feed: Feed, client: Client, session_id: str, cursor: int
+        self, service: Service, feed: Feed, client: Client, state: SessionState, cursor: int
     ) -> None:
         self._service, self._feed, self._client = service, feed, client
-        self._session_id, self._cursor = session_id, cursor
+        self._session_id, self._began, self._cursor = state.session_id, state.created_at, cursor
         self._progress = b""
 
     async def messages(self, follow: bool = True) -> AsyncIterator[Message | None]:
@@ -133,12 +169,12 @@ class Stream:
         changes = self._service.changes
         while not changes.is_stopping:
             seen = changes.version
-            batch = await self._feed.read(self._client, self._session_id, self._cursor)
+            batch = await self._feed.read(self._client, self._session_id, self._began, self._cursor)
             if batch is None:
                 return  # it was removed meanwhile
             for message in batch.messages:
                 if message.kind == "progress":
-                    if message.data == self._progress or not batch.is_last:
+                    if message.data == self._progress:
                         continue
                     self._progress = message.data
                 yield message
@@ -173,10 +209,10 @@ async def _stream(
 ) -> Stream:
     """A stream of a session that exists; raises `ApiError`."""
     service, feed = service_of(connection), feed_of(connection)
-    progress = service.backend.progress
-    if await to_thread.run_sync(progress, client.name, session_id) is None:
+    state = await to_thread.run_sync(service.backend.progress, client.name, session_id)
+    if state is None:
         raise no_session(session_id)
-    return Stream(service, feed, client, session_id, cursor)
+    return Stream(service, feed, client, state, cursor)
 
 
 def feed_of(connection: Request | WebSocket) -> Feed:

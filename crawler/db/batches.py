@@ -353,6 +353,11 @@ class Batches(Part):
         """The sessions of a client, the oldest first."""
         return self._sessions("b.client = ?", client)
 
+    def of_job(self, job_id: int) -> Batch | None:
+        """The session of a job."""
+        found = self._sessions("b.job_id = ?", job_id)
+        return found[0] if found else None
+
     def of_task(self, task: int) -> Batch | None:
         """The session that a task belongs to; None if it came by another door."""
         job_id = "(SELECT job_id FROM tasks WHERE id = ?)"

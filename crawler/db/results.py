@@ -38,7 +38,8 @@ _SAME_CONTENT = """SELECT ifnull((SELECT id FROM tasks WHERE id = same_as), task
     WHERE substr(body_sha256, 1, 12) = ?1 AND body_sha256 = ?2 LIMIT 1"""
 """The first task with the same content; `substr` is the index's."""
 _FIELDS = f"""r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
-    r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority, t.attempts,
+    r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id),
+    iif(t.queue LIKE 'direct:%', 'default', t.queue), t.priority, t.attempts,
     r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length, r.site, r.site_version,
     (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as), r.invalid, t.role, t.depth,
     (SELECT p.task_id FROM tasks p WHERE p.id = t.parent), t.method, t.body,

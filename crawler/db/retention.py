@@ -90,6 +90,7 @@ _OF_JOB = {
     "site_calls": "job_id = ?1",
     "batches": "job_id = ?1",
     "batch_keys": "job_id = ?1",
+    "webhooks": "job_id = ?1",
     "losses": "job_id = ?1",
     "exports": "job_id = ?1",
     "jobs": "id = ?1",
@@ -211,7 +212,8 @@ class Retention(Part):
                     db.execute("DELETE FROM meta WHERE key = ?", (f"{REMOVING}{job.id}",))
                     continue
                 # While nobody can begin another job of this name.
-                session_path(self._sessions, job.name).unlink(missing_ok=True)
+                for name in (job.name, f"webhook {job.name}"):
+                    session_path(self._sessions, name).unlink(missing_ok=True)
                 for table, condition in _OF_JOB.items():
                     db.execute(f"DELETE FROM {table} WHERE {condition}", (job.id,))
                 db.execute(

@@ -82,16 +82,19 @@ def is_older(connection: Database, path: Path, can_write: bool) -> bool:
 
 
 def _version(connection: Database, path: Path) -> int:
-    version = int(connection.value("PRAGMA user_version"))
-    known = connection.value("PRAGMA application_id") == APPLICATION_ID
-    if not known and (version or connection.all("SELECT 1 FROM sqlite_schema")):
+    # In one statement, and so of one moment: another process may be building it.
+    [(version, application, tables)] = connection.all(
+        """SELECT user_version, application_id, (SELECT count(*) FROM sqlite_schema)
+           FROM pragma_user_version, pragma_application_id"""
+    )
+    if application != APPLICATION_ID and (version or tables):
         raise StoreError(f"{path} is a database of another program; it was left as it is")
     if version > len(MIGRATIONS):
         raise StoreError(
             f"{path} was written by a newer version (schema {version}, this program knows "
             f"{len(MIGRATIONS)}); it was left as it is; use the newer program"
         )
-    return version
+    return int(version)
 
 
 def _back_up(path: Path, target: Path) -> None:

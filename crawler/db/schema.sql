@@ -597,6 +597,17 @@
         PRIMARY KEY (client, key)
     ) WITHOUT ROWID;
     CREATE INDEX batch_keys_of_job ON batch_keys(job_id);
+    -- Who is told of a session. The address and the secret are in a file of sessions/.
+    CREATE TABLE webhooks (
+        job_id     INTEGER PRIMARY KEY,
+        events     TEXT NOT NULL,                    -- JSON: what is told
+        cursor     INTEGER NOT NULL DEFAULT 0,       -- the number of the last result that was told
+        told_at    REAL,                             -- the end of the session that was told
+        failures   INTEGER NOT NULL DEFAULT 0,       -- in a row
+        not_before REAL NOT NULL DEFAULT 0,
+        given_up   REAL,
+        problem    TEXT
+    );
     DROP INDEX tasks_by_url;
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
         CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN job_id

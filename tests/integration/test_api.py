@@ -1,6 +1,8 @@
 """The HTTP API, through its door: real processes, real clients."""
 
+import hmac
 import json
+import os
 import re
 import signal
 import socket
@@ -9,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
@@ -315,6 +319,26 @@ def test_ndjson_has_one_result_per_line(api: ApiServer, site: Site) -> None:
     assert behind.splitlines() == again[10:]
 
 
+def test_a_removed_session_is_not_taken_for_a_new_one_of_its_name(tmp_path: Path) -> None:
+    """After `prune`, a stream of a new session has none of the results that streams of the old one
+    shared."""
+
+    def shown(word: str) -> set[str]:
+        server.batch([f"{word} {n}" for n in range(30)], session_id="again", wait=False)
+        lines = server.ask("GET", "/api/crawl/again/results.ndjson").body.splitlines()
+        assert len(lines) == 30
+        return {json.loads(line)["url"].split()[0] for line in lines}
+
+    with ApiServer(tmp_path) as server:
+        assert shown("old") == {"old"}
+        server.batch(["no URL"], session_id="newest")  # which `prune` would keep
+        done = server.folder.crawler("prune", "--jobs", "--older-than", "0s")
+        assert done.returncode == 0, done.stderr
+        assert server.ask("GET", "/api/crawl/again").status == 404
+
+        assert shown("new") == {"new"}
+
+
 def test_a_websocket_tells_progress_and_the_end(api: ApiServer, site: Site) -> None:
     """Results come with rising numbers, progress between them, `done` at last; then it closes."""
     api.batch([site.page(n, latency_s=0.02) for n in range(10)], session_id="ws", wait=False)
@@ -370,6 +394,88 @@ def _silent_socket(api: ApiServer, session_id: str) -> socket.socket:
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
     )
     return connection
+
+
+# Webhooks
+
+
+class Receiver:
+    """A server that takes webhooks, after it has refused the first few."""
+
+    def __init__(self, refusals: int) -> None:
+        self.bodies: list[tuple[str, bytes]] = []
+        left = [refusals]
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler) -> None:
+                body = handler.rfile.read(int(handler.headers["Content-Length"]))
+                left[0] -= 1
+                if left[0] < 0:
+                    self.bodies.append((handler.headers["X-Crawler-Signature"], body))
+                handler.send_response(500 if left[0] >= 0 else 204)
+                handler.end_headers()
+
+            def log_message(handler, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """The bodies of an event so far."""
+        found = [json.loads(body) for _, body in self.bodies]
+        return [body for body in found if body["event"] == event]
+
+
+def test_webhooks_are_delivered_after_failures_and_a_kill(tmp_path: Path, site: Site) -> None:
+    """Each result is told at least once, signed, and at last the end; secrets are in one file."""
+    secret = "hook-s3cret-77"
+    given = ["no url", *(site.page(n) for n in range(15))]
+    with Receiver(refusals=2) as receiver, ApiServer(tmp_path) as api:
+        webhook = {"url": f"{receiver.url}?key=hidden-8", "secret": secret}
+        assert api.batch(given, session_id="told", wait=False, webhook=webhook).status == 202
+        wait_for(lambda: "tried again" in api.log(), 30, "the first failure")
+        api.end(signal.SIGKILL)
+        api.start()
+        wait_for(lambda: receiver.told("done"), 60, "the end of the session")
+        results = [each for body in receiver.told("results") for each in body["results"]]
+        files = [path for path in api.folder.data.rglob("*") if path.is_file()]
+        holders = [path for path in files if secret.encode() in path.read_bytes()]
+        logged = api.log()
+
+    assert {each["url"] for each in results} == set(given)
+    [done] = receiver.told("done")
+    assert (done["session_id"], done["session"]["done"]) == ("told", 16)
+    for signature, body in receiver.bodies:
+        expected = hmac.new(secret.encode(), body, "sha256").hexdigest()
+        assert signature == f"sha256={expected}"
+    assert [path.parent.name for path in holders] == ["sessions"]
+    assert holders[0].stat().st_mode & 0o077 == 0
+    assert secret not in logged
+    assert "hidden-8" not in logged
+
+
+def test_webhooks_lead_nowhere_inside(api: ApiServer, site: Site) -> None:
+    """A webhook's address is under the egress rule, and must be an address."""
+    for url, status, code in (
+        ("http://169.254.169.254/", 403, "forbidden_address"),
+        ("http://10.1.1.1/hook", 403, "forbidden_address"),
+        ("ftp://example.com/", 400, "bad_url"),
+        ("http://me:pass@example.com/", 400, "bad_url"),
+    ):
+        answer = api.batch([site.page(1)], session_id="inside", webhook={"url": url})
+        assert refused(answer, status, code)
+    assert refused(api.ask("GET", "/api/crawl/inside"), 404, "not_found")
 
 
 # Tokens
@@ -629,6 +735,39 @@ def test_serve_ends_in_order(tmp_path: Path, site: Site) -> None:
         api.start()
         assert api.batch([f"{site.url}/hold"], session_id="held").status == 200
         assert api.end(signal.SIGINT) == 130
+
+
+def test_up_serves_the_api_and_restarts_it(folder: Folder) -> None:
+    """`up --api` says where it is; a killed one comes back at the same address."""
+    started = folder.crawler("up", "--workers", "1", "--api")
+    assert started.returncode == 0, started.stderr
+    [url] = re.findall(r"^API: (http://\S+)$", started.stdout, re.MULTILINE)
+    api = ApiServer(folder.path)
+    api.url = url
+    first = folder.status()["pids"]["api"]
+
+    available = api.ask("GET", "/api/crawl/distributed/status").body["available"]
+    os.kill(first, signal.SIGKILL)
+    second = wait_for(
+        lambda: (pid := folder.status()["pids"]["api"]) not in (None, first) and pid,
+        30,
+        "another API",
+        pause_s=0.2,
+    )
+    wait_for(lambda: _is_ready(api), 30, "its answer")
+
+    assert available
+    assert second != first
+    assert f"api {second}" in folder.crawler("status").stdout
+    folder.crawler("down")
+    assert not psutil.pid_exists(second)
+
+
+def _is_ready(api: ApiServer) -> bool:
+    try:
+        return api.ask("GET", "/ready").status == 200
+    except OSError:
+        return False
 
 
 def test_serve_says_why_it_cannot_start(folder: Folder) -> None:

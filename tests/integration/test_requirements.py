@@ -169,9 +169,12 @@ def test_lines_of_the_requirements_work_as_typed(
 
 def test_calls_by_either_name_end_with_a_result(folder: Folder, site: Site, redis_url: str) -> None:
     """`celery call` of `scrape_task` and of `crawl_url` is the same work, the session's name goes
-    with the result."""
+    with the result, and a page that fails is tried again, three times if told so."""
     # Given a worker
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    (folder.path / "config").mkdir()
+    defaults = folder.path / "config" / "scraping_defaults.yaml"
+    defaults.write_text("retry: {attempts: 4, base_s: 0.1}\n")
     folder.redis().flushall()
     folder.worker(concurrency=1)
 
@@ -180,19 +183,22 @@ def test_calls_by_either_name_end_with_a_result(folder: Folder, site: Site, redi
         call(folder, name, f'["{site.page(number)}", "research-123", {{"note": "x"}}]')
         for number, name in enumerate(("scrape_task", "crawl_url", "crawl_urls"))
     ]
+    flaky = f"{site.url}/flaky/3/a"
+    call(folder, "crawl_url", f'["{flaky}", "research-123", {{"note": "x"}}]')
 
     # Then two are done, and the third was never sent
-    folder.wait_until_done(2, 60)
+    folder.wait_until_done(3, 60)
     results = folder.results()
     assert [done.returncode for done in calls] == [0, 0, 2]
     assert calls[2].stderr.splitlines()[-1] == (
         "Error: there is no task 'crawl_urls'; there are aggregate_results_task, crawl_url, "
         "scrape_chunk_task, scrape_site_task, scrape_task, slice_task"
     )
-    assert sorted(result["url"] for result in results) == [site.page(0), site.page(1)]
+    attempts = {result["url"]: result["attempts"] for result in results}
+    assert attempts == {site.page(0): 1, site.page(1): 1, flaky: 4}
     assert [result["input"] for result in results] == [
         {"session_id": "research-123", "note": "x"}
-    ] * 2
+    ] * 3
 
 
 def call(folder: Folder, name: str, args: str) -> subprocess.CompletedProcess[str]:

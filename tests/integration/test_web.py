@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 
 import pytest
 
@@ -110,6 +111,37 @@ def test_a_rate_limit_of_celery_limits_domains(
     [facts] = json.loads(folder.crawler("audit", "--json").stdout)
     assert facts["limits"] == ["5/s, 5 at a time"]
     assert (facts["requests"], facts["breaches"]) == (7, [])
+
+
+def test_calls_keep_the_rate_of_their_annotation_over_two_workers(
+    folder: Folder, pages: Pages, redis_url: str
+) -> None:
+    """`crawl_url`, limited to 10/m, sends no more to a domain, whichever worker has the call."""
+    folder.env |= {
+        "REDIS_URL": redis_url,
+        "PYTHONPATH": str(ROOT),
+        "CRAWLER_ALLOW_NETS": "127.0.0.0/8",
+        "ANNOTATED_TASK": "crawl_url",
+    }
+    del folder.env["CRAWLER_RATE"]
+    folder.redis().flushall()
+    for n in range(2):
+        pages.answers[f"/page/{n}"] = Answer(parcel(n))
+    queues = ("-Q", "urgent,default", "-c", "1")
+    for _ in range(2):
+        folder.start("celery", "-A", "tests.support.annotated", "worker", *queues)
+    wait_for(lambda: len(folder.children()) == 2, 60, "the workers' children")
+
+    for n in range(2):
+        args = f'["{pages.url}/page/{n}", "research-123", {{}}]'
+        folder.start("celery", "-A", "crawler", "call", "crawl_url", "--args", args)
+    folder.wait_until_done(2, 120)
+
+    [facts] = json.loads(folder.crawler("audit", "--json").stdout)
+    assert facts["limits"] == ["10/m, 2 at a time"]
+    assert (facts["requests"], facts["breaches"]) == (3, [])  # with robots.txt
+    asked = [each.at for each in pages.asked]
+    assert all(later - earlier > 5.5 for earlier, later in pairwise(asked))
 
 
 def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> None:

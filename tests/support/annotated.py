@@ -1,6 +1,11 @@
-"""The application with a rate limit by annotation, as an operator may have it: `celery -A
-tests.support.annotated`."""
+"""The application with rate limits by annotation, as an operator may have them: `celery -A
+tests.support.annotated`. The one of the tasks that the environment names."""
+
+import os
 
 from crawler import app
 
-app.conf.task_annotations = {"scrape_task": {"rate_limit": "5/s"}}
+RATES = {"scrape_task": "5/s", "crawl_url": "10/m"}
+NAME = os.environ.get("ANNOTATED_TASK", "scrape_task")
+
+app.conf.task_annotations = {NAME: {"rate_limit": RATES[NAME]}}

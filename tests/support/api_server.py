@@ -1,10 +1,10 @@
 """The API as a process of its own: started, killed, started again, and asked."""
 
 import json
-import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPConnection
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.stack import PATIENCE_S, Folder, wait_for
+from tests.support.stack import PATIENCE_S, Folder, wait_for, warm
 
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
 """What a server needs to fetch from the sites of tests."""
@@ -36,6 +36,7 @@ class ApiServer:
         self.folder = Folder(path, **(LOOPBACK | env))
         self._argv, self.token = argv, token
         self._port = "0"
+        self._starts = 0
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -49,7 +50,13 @@ class ApiServer:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if self._process and self._process.poll() is None:
+            self.end()
         self.folder.stop()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder.path / f"api-{self._starts}.log"
 
     @property
     def process(self) -> subprocess.Popen[str]:
@@ -59,23 +66,32 @@ class ApiServer:
 
     def start(self) -> None:
         """Start it, and wait until it says where it listens."""
-        self._process = self.folder.start("crawler", "serve", "--port", self._port, *self._argv)
+        self._starts += 1
+        argv, env = ["serve", "--port", self._port, *self._argv], self.folder.env
+        with self._log.open("w") as out:
+            if warm().suits(env):
+                self._process = warm().start("crawler", argv, self.folder.path, env, out.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "crawler", *argv], cwd=self.folder.path, env=env,
+                    stdout=out, stderr=out, text=True, start_new_session=True,
+                )  # fmt: skip
         self.url = wait_for(self._ready, 30, "the API's first word")
         self._port = str(urlsplit(self.url).port)
 
     def _ready(self) -> str:
-        said = self.folder.log(self.process)
+        said = self.log()
         assert self.process.poll() is None, said
         found = re.search(r"the API listens on (http://\S+)", said)
         return found[1] if found else ""
 
     def log(self) -> str:
         """What it has printed since its last start."""
-        return self.folder.log(self.process)
+        return self._log.read_text()
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code; SIGKILL also ends what it had started."""
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
     def headers(self) -> dict[str, str]:
