@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from crawler import times
@@ -562,6 +563,11 @@ def describe_wait(wait: Wait, now: float, tz: tzinfo | None) -> str:
 
 def _remedy(wait: Wait) -> str:
     return " ".join(filter(None, (wait.command, wait.effect)))
+
+
+def without_command(wait: Wait) -> Wait:
+    """A wait as it is told to others than the operator: commands name folders of this machine."""
+    return msgspec.structs.replace(wait, command="", effect="")
 
 
 def endless_wait(waits: Sequence[Wait]) -> Wait | None:
