@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from crawler import times
@@ -567,7 +566,7 @@ def _remedy(wait: Wait) -> str:
 
 def without_command(wait: Wait) -> Wait:
     """A wait as it is told to others than the operator: commands name folders of this machine."""
-    return msgspec.structs.replace(wait, command="", effect="")
+    return replace(wait, command="", effect="")
 
 
 def endless_wait(waits: Sequence[Wait]) -> Wait | None:
