@@ -46,6 +46,9 @@ class Options(_Body):
             description="`record`: the fields as `data`. `text`: the text as `content`.",
         ),
     ] = list(DEFAULT_FORMATS)
+    only_main_content: Annotated[
+        bool, Field(description="Of Markdown: without menus, headers and footers.")
+    ] = True
     headers: Annotated[
         dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=8000)]],
         Field(max_length=MAX_HEADERS, description="Sent with every request. Kept secret."),

@@ -5,8 +5,8 @@ Fields whose names begin with `page` hold text of web pages, and each answer tha
 """
 
 import asyncio
-import contextlib
 import math
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -43,7 +43,7 @@ from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.batches import DIRECT, Batch
 from crawler.db.results import iso
-from crawler.errors import UsageError
+from crawler.errors import UrlError, UsageError
 from crawler.history import TaskHistory, step_text, timeline
 from crawler.logs import counted, printable, shortened
 from crawler.lpm import LocalPersistenceManager
@@ -304,8 +304,11 @@ class Tools:
         """The tasks of a URL or an id that a client may see, the newest first."""
         found: list[int] = []
         jobs = self._jobs_of(lpm, client)
-        with contextlib.suppress(UsageError):
+        try:
             found = lpm.tasks.find(name)
+        except UsageError:
+            if not _names_a_task(name):
+                raise
         if jobs is not None:
             found = [task for task in found if lpm.tasks.state_of(task)[3] in jobs]
         if not found:  # the same words as for what nobody has
@@ -509,6 +512,18 @@ def _search_answer(matches: list[Match], searched: int, next_before: int | None)
     return SearchAnswer(
         matches=matches, searched=searched, next_before=next_before, notice=NOTICE, note=note
     )
+
+
+def _names_a_task(text: str) -> bool:
+    """Whether a text may be the id of a task or a URL, so that it depends on others if it is
+    known."""
+    if re.fullmatch("[0-9a-f]{6,32}", text):
+        return True
+    try:
+        urls.parse(text)
+    except UrlError:
+        return False
+    return True
 
 
 def _why_none(about: dict[str, Any]) -> str:

@@ -301,7 +301,8 @@ def test_an_error_of_the_program_keeps_the_session(here: Folder, site: Site) -> 
     results = CrawlCoordinator("careless").crawl_many_sync(asked)
 
     assert {each["status"] for each in results} == {"success"}
-    assert set(site.hits().values()) == {1}
+    assert here.books().results == 40
+    assert max(site.hits().values()) <= 2  # what was in flight is fetched again
 
 
 def test_ctrl_c_keeps_the_session(here: Folder, site: Site) -> None:

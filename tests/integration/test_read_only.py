@@ -52,7 +52,7 @@ WRITING = {
     "job pause", "job resume", "listings confirm", "listings separate", "listings visit",
     "ondemand", "results archive", "results unbundle",
     "resume", "retry", "run", "scrape", "sites crawl", "sites new", "sync push", "sync retry", "up",
-    "down", "worker",
+    "down", "worker", "serve token", "mcp",
 }  # fmt: skip
 ELSEWHERE = {"domains list", "completion", "map", "sites check", "sites list", "sites show"}
 """What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""

@@ -1,5 +1,6 @@
 """Batches: each call once, ends in the order of commits, nothing shared, and repairs."""
 
+import contextlib
 import random
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
 from crawler.db.batches import Batch, key_of, session_of
+from crawler.db.owners import Owner
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus
@@ -221,13 +223,17 @@ def direct(settings: Settings, urls: list[str] = URLS) -> Submitted:
 def test_only_its_own_process_takes_what_is_direct(
     settings: Settings, lpm: LocalPersistenceManager
 ) -> None:
-    """No worker gets it while the program lives; when it is gone, `bury` gives it to workers."""
+    """No worker gets it while the program lives; when it is gone, `bury` gives it to workers, if
+    there are some."""
     job = direct(settings).job
     lpm.run.mkdir(exist_ok=True)
 
     assert lpm.get_next_pending("owner", 9) == []
     assert len(lpm.get_next_pending("owner", 1, (f"direct:{job.id}",))) == 1
     lpm.bury()
+    assert lpm.jobs.get(job.id).queue == f"direct:{job.id}"
+    with contextlib.closing(Owner(lpm.owners, "worker", 1)):
+        lpm.bury()
 
     assert len(lpm.get_next_pending("other", 9)) >= 4
     assert lpm.jobs.get(job.id).queue == "default"

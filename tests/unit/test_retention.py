@@ -69,7 +69,7 @@ def fill(lpm: LocalPersistenceManager, job: Job) -> None:
         "INSERT INTO crawl_counts VALUES (?1, 'guard', 'depth', 1, NULL)",
         "INSERT INTO listing_conflicts VALUES (1, CAST(?1 AS BLOB), '', 'u', 'h', ?1)",
         "INSERT INTO site_calls VALUES ('call-' || ?1, ?1, 'portal', NULL, 0)",
-        "INSERT INTO batches VALUES (?1, '', 'session-' || ?1, '{}', 0)",
+        "INSERT INTO batches VALUES (?1, '', 'session-' || ?1, '{}', 0, 0)",
         "INSERT INTO losses VALUES (NULL, ?1, 0, 'rows', 'x', 1, 'accepted')",
         "INSERT INTO imports (job_id, key, checksum, file, ended_at) VALUES (?1, 'k', 'c', 'f', 1)",
         "INSERT INTO meta VALUES ('given up ' || ?1 || ' segment', '1')",
