@@ -310,6 +310,13 @@ class LedgerBackend:
         waiting = lpm.batches.unfinished_direct()
         for job_id in set(processes) - set(waiting):
             processes.pop(job_id).stop()
+        if len(waiting) > MAX_DIRECT:
+            # A page that waits for another attempt keeps no other batch from its first.
+            due = set(lpm.batches.with_due_tasks(waiting, lpm.now()))
+            waiting = [job_id for job_id in waiting if job_id in due]
+            if len(waiting) > len(due.intersection(processes)):
+                for job_id in set(processes) - due:
+                    processes.pop(job_id).stop()
         now = time.monotonic()
         for job_id in waiting:
             is_broken = self._broken_until.get(job_id, now) > now

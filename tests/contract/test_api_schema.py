@@ -42,8 +42,8 @@ def within_reach(described: dict[str, Any], site: Site) -> dict[str, Any]:
     )
     # Bodies at these limits take a minute to generate.
     del batch["urls"]["maxItems"], batch["urls"]["items"]["maxLength"], scrape["url"]["maxLength"]
-    del schema["components"]["schemas"]["BatchBody"]["properties"]["urls"]["maxItems"]
-    for path in ("/v2/scrape", "/v2/map"):  # they wait for their pages
+    # Each of these begins a process, and hundreds of them would keep others from their turn.
+    for path in ("/v2/batch/scrape", "/v2/crawl", "/v2/map", "/v2/scrape"):
         del schema["paths"][path]
     # Its end is that of a session, which may take as long as a retry.
     del schema["paths"]["/api/crawl/{session_id}/events"]
