@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +89,9 @@ class Crowd:
             for key, _ in self._selector.select(0):
                 client = key.fileobj
                 assert isinstance(client, socket.socket)
-                data = client.recv(SIP)
+                data = b""
+                with suppress(OSError):  # the server may have left it
+                    data = client.recv(SIP)
                 self.taken += len(data)
                 if not data:
                     self._selector.unregister(client)

@@ -2,20 +2,22 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
 
 from crawler import config, urls
-from crawler.bulk import Secrets
 from crawler.config import Settings
 from crawler.db.batches import Asked, Batch, NewBatch, TaskOutcome
 from crawler.db.imports import RejectedRow
 from crawler.db.results import iso
 from crawler.errors import StoreError, UrlError, UsageError
+from crawler.fetch import session as sessions
 from crawler.fetch.session import Session, check
+from crawler.files import session_path
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask, TaskStatus
 from crawler.page_formats import ERRORS, PageFormats, PageToConvert, check_formats
@@ -99,20 +101,40 @@ def submit(
     tasks, rejected, found = _rows(given, options.priority)
     with LocalPersistenceManager(settings.data_dir) as lpm:
 
-        def keep_secrets(job: Job) -> None:
-            secrets = Secrets(lpm.folder / "sessions", job.name, session if headers else None)
-            for secret in found:
-                if not secrets.take(secret):
-                    raise UsageError(
-                        f"two URLs name different users or passwords for {secret[0]}: "
-                        "give them different sessions"
-                    )
-            secrets.save()
+        def prepare(job: Job, is_new: bool) -> None:
+            keep_secrets(lpm.folder / "sessions", job, is_new, session, found)
 
         begun = lpm.batches.begin(
-            new, tasks, rejected, lpm.now(), keep_secrets, lambda job: note(lpm, job)
+            new, tasks, rejected, lpm.now(), prepare, lambda job: note(lpm, job)
         )
         return Submitted(*begun)
+
+
+def keep_secrets(
+    folder: Path, job: Job, is_new: bool, given: Session, found: Iterable[tuple[str, str]]
+) -> None:
+    """Save what a session sends along, before its tasks are stored. Its first call decides on the
+    headers.
+
+    A new job begins with nothing: a call that was refused, or killed here, may have left a file
+    under its name.
+    """
+    known = Session()
+    if is_new:
+        session_path(folder, job.name).unlink(missing_ok=True)
+    else:
+        known = sessions.load(folder, job.name) or known
+        given = known
+    credentials = dict(known.credentials)
+    for origin, secret in found:
+        if credentials.setdefault(origin, secret) != secret:
+            raise UsageError(
+                f"two URLs name different users or passwords for {origin}: "
+                "give them different sessions"
+            )
+    wanted = msgspec.structs.replace(given, credentials=credentials)
+    if wanted != known:
+        sessions.save(folder, job.name, wanted)
 
 
 def checksum(given: Sequence[str]) -> str:

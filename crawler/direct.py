@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from crawler import config, logs
 from crawler.config import Settings
+from crawler.db import owners
 from crawler.db.batches import DIRECT
 from crawler.errors import CrawlerError, ServiceError
 from crawler.locks import open_lock, try_lock
@@ -71,10 +72,15 @@ class DirectProcess:
         self._lock = -1
         self._deaths = 0
         self._open = 0
+        self._look_at = 0.0
+        self._still_s = owners.STILL * settings.stall_s
 
     def look(self) -> None:
         """Start the process if it does not run; raises `ServiceError` if it cannot."""
-        if self._child.alive or not self._has_lock():
+        if self._child.alive:
+            self._end_if_stopped()
+            return
+        if not self._has_lock():
             return
         left = self._lpm.batches.open_tasks(self._job)
         if left != self._open:
@@ -88,6 +94,17 @@ class DirectProcess:
         if left:
             self._deaths += 1
             self._child.start()
+
+    def _end_if_stopped(self) -> None:
+        """End a process whose loop stands still: SIGSTOP, which no watchdog notices."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + BURY_INTERVAL_S
+        for note in owners.living(self._lpm.owners):
+            if note.pid == self._child.pid and note.still_s(now) > self._still_s:
+                log.warning("%s stands still, and is ended", self._child.name)
+                self._child.stop(0.0)
 
     def _has_lock(self) -> bool:
         if self._lock < 0:

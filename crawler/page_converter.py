@@ -31,6 +31,9 @@ from crawler.scraping.examine import is_html
 from crawler.sites import links
 from crawler.sites.parser import MAX_RUN, parse
 
+MIN_MAIN_CHARS = 250
+"""Of a page with less main content, the whole page is given: trafilatura keeps neither headings nor
+tables of so little."""
 MAX_BODY = 1 << 27
 """Bytes of a stored body, decompressed."""
 MAX_CHARACTERS = 20_000_000
@@ -145,7 +148,7 @@ class StoredPageFormats:
         markdown = ""
         if self._page.only_main_content:
             markdown = main_markdown(self._utf8, self._page.url)
-        if not markdown:  # also if the main part was not found
+        if len(markdown) < MIN_MAIN_CHARS:  # also if the main part was not found
             markdown, problem = whole_markdown(self._source, self._page.url)
         if not markdown and visible_text(self._tree, self._budget)[0]:
             raise _NotMade(problem or "no converter found the text of the page")

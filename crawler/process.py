@@ -107,6 +107,11 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int | None:
+        """Its number, once it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def succeeded(self) -> bool:
         """Whether it has ended by itself with exit code 0."""
         return self._process is not None and self._process.poll() == 0

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,13 +16,15 @@ from crawler.db.batches import Asked, Batch
 from crawler.direct import DirectProcess
 from crawler.errors import CrawlerError, ServiceError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job
+from crawler.models import Job, JobStatus
 from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
 
 MAX_DIRECT = 4
 """Processes of batches without a stack that run at a time. Further batches wait."""
+MAX_DIRECT_PER_CLIENT = 2
+"""Those of one client: no client takes all of them."""
 POLL_S = 0.05
 """How often the one thread looks whether the ledger has changed."""
 BROKEN_S = 60.0
@@ -105,14 +108,17 @@ class LedgerBackend:
         self._changed = threading.Condition()
         self._version = 0
         self._broken_until: dict[int, float] = {}
+        self._publish_wanted = threading.Event()
         self._stopping = threading.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called by the one thread when the ledger has changed."""
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+        self._publisher = threading.Thread(target=self._publish, name="publisher", daemon=True)
 
     def start(self) -> None:
         """Watch the ledger, and run the processes of batches without a stack."""
         self._thread.start()
+        self._publisher.start()
 
     def ask_to_stop(self) -> None:
         """Begin to end the processes, without waiting."""
@@ -121,6 +127,7 @@ class LedgerBackend:
     def stop(self) -> None:
         """End the processes; the ledger keeps what they have not done."""
         self._stopping.set()
+        self._publish_wanted.set()
         self._thread.join()
         self._converter.close()
 
@@ -173,9 +180,7 @@ class LedgerBackend:
             direct=not distributed, client=client, note=note,
         )  # fmt: skip
         if distributed:
-            from crawler.coordinator import publish
-
-            publish(self._settings, self.lpm)
+            self._publish_wanted.set()
         if not self.lpm.batches.open_tasks(submitted.job):
             self.lpm.jobs.finalise(self.lpm.now())  # no URL of it can be fetched
         return submitted
@@ -226,7 +231,9 @@ class LedgerBackend:
         ends = lpm.batches.ends(batch.job, max(cursor, 0), limit)
         found = reader.of_tasks([task for _, task in ends.tasks])
         numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
-        return ResultsPage(numbered, ends.cursor, ends.is_last, ends.is_complete)
+        # 0 is the beginning: as long as nothing has ended, all rows that are no URL stay read.
+        behind = ends.cursor or min(cursor, 0)
+        return ResultsPage(numbered, behind, ends.is_last, ends.is_complete)
 
     def cancel(self, client: str, session_id: str) -> SessionState | None:
         """Cancel a session."""
@@ -234,8 +241,9 @@ class LedgerBackend:
         batch = lpm.batches.find(client, session_id)
         if batch is None:
             return None
-        lpm.jobs.hold(batch.job, "cancelled", lpm.now())
-        lpm.jobs.finalise(lpm.now())
+        if batch.job.status != JobStatus.DONE:
+            lpm.jobs.hold(batch.job, "cancelled", lpm.now())
+            lpm.jobs.finalise(lpm.now())
         return self.progress(client, session_id)
 
     def sessions(self, client: str) -> list[SessionState]:
@@ -303,12 +311,23 @@ class LedgerBackend:
                     process.stop()
             lpm.close()
 
+    def _publish(self) -> None:
+        """Publish tasks for workers. On a thread of its own: Redis may take seconds to answer."""
+        from crawler.coordinator import publish
+
+        while self._publish_wanted.wait() and not self._stopping.is_set():
+            self._publish_wanted.clear()
+            try:
+                publish(self._settings, self.lpm)
+            except CrawlerError as error:
+                log.warning("%s; the workers publish the tasks themselves", error)
+
     def _run_processes(
         self, lpm: LocalPersistenceManager, processes: dict[int, DirectProcess]
     ) -> None:
         """Start the processes of batches, also of those that an earlier server has left."""
         waiting = lpm.batches.unfinished_direct()
-        for job_id in set(processes) - set(waiting):
+        for job_id in set(processes) - waiting.keys():
             processes.pop(job_id).stop()
         if len(waiting) > MAX_DIRECT:
             # A page that waits for another attempt keeps no other batch from its first.
@@ -318,10 +337,13 @@ class LedgerBackend:
                 for job_id in set(processes) - due:
                     processes.pop(job_id).stop()
         now = time.monotonic()
-        for job_id in waiting:
+        running = Counter(waiting[job_id] for job_id in processes)
+        for job_id, client in waiting.items():
             is_broken = self._broken_until.get(job_id, now) > now
-            if job_id not in processes and not is_broken and len(processes) < MAX_DIRECT:
+            has_room = len(processes) < MAX_DIRECT and running[client] < MAX_DIRECT_PER_CLIENT
+            if job_id not in processes and not is_broken and has_room:
                 processes[job_id] = DirectProcess(self._settings, lpm, lpm.jobs.get(job_id))
+                running[client] += 1
         for job_id, process in list(processes.items()):
             try:
                 process.look()

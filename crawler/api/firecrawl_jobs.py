@@ -44,7 +44,7 @@ ROBOTS, NO_ADDRESS = "robots", "dns"
 OPEN = (TaskStatus.PENDING, TaskStatus.PROCESSING)
 Kind = Literal["scrape", "batch", "crawl"]
 
-_BASE64_IMAGE = re.compile(r"\(data:image/[^)\s]*\)")
+_BASE64_IMAGE = re.compile(r"\(data:image/[^()\s]*\)")
 _OPEN_GRAPH = {
     "og:title": "ogTitle",
     "og:description": "ogDescription",

@@ -91,6 +91,8 @@ class Request(BaseModel):
             json.dumps(given, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise ValueError("a text has half of a character") from None
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
         return given
 
 

@@ -100,7 +100,10 @@ class SearchArguments(Arguments, frozen=True):
     ] = None
     limit: Annotated[int, Meta(ge=1, le=50, description="The most matches to return.")] = 10
     before: (
-        Annotated[int, Meta(ge=1, description="Go on behind an earlier answer: its `next_before`.")]
+        Annotated[
+            int,
+            Meta(ge=1, le=2**62, description="Go on behind an earlier answer: its `next_before`."),
+        ]
         | None
     ) = None
 

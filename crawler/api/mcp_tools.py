@@ -5,6 +5,7 @@ Fields whose names begin with `page` hold text of web pages, and each answer tha
 """
 
 import asyncio
+import contextlib
 import math
 import secrets
 import time
@@ -299,7 +300,10 @@ class Tools:
 
     def _visible_tasks(self, lpm: LocalPersistenceManager, client: str, name: str) -> list[int]:
         """The tasks of a URL or an id that a client may see, the newest first."""
-        found, jobs = lpm.tasks.find(name), self._jobs_of(lpm, client)
+        found: list[int] = []
+        jobs = self._jobs_of(lpm, client)
+        with contextlib.suppress(UsageError):
+            found = lpm.tasks.find(name)
         if jobs is not None:
             found = [task for task in found if lpm.tasks.state_of(task)[3] in jobs]
         if not found:  # the same words as for what nobody has

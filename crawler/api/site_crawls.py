@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from crawler import crawls, sites, urls
-from crawler.bulk import Secrets
+from crawler.batches import keep_secrets
 from crawler.config import Settings
 from crawler.db.batches import NewBatch
 from crawler.db.dispatch import MAX_TASKS_PER_MESSAGE
-from crawler.errors import ServiceError, UsageError
+from crawler.errors import ServiceError
 from crawler.fetch.session import Session, check
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions
@@ -59,14 +59,11 @@ def begin(
     )
     with LocalPersistenceManager(settings.data_dir) as lpm:
 
-        def keep_secrets(job: Job) -> None:
-            secrets = Secrets(lpm.folder / "sessions", job.name, session if headers else None)
-            if not all(map(secrets.take, plan.credentials)):
-                raise UsageError("the URL names another user or password than the headers")
-            secrets.save()
+        def prepare(job: Job, is_new: bool) -> None:
+            keep_secrets(lpm.folder / "sessions", job, is_new, session, plan.credentials)
 
         size = min(settings.chunk_size, MAX_TASKS_PER_MESSAGE)
-        return lpm.batches.begin_crawl(new, plan.starts, size, lpm.now(), keep_secrets)
+        return lpm.batches.begin_crawl(new, plan.starts, size, lpm.now(), prepare)
 
 
 async def list_urls(settings: Settings, asked: MapRequest) -> MapAnswer:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -18,6 +19,8 @@ from crawler import locks
 from crawler.config import Settings
 from crawler.errors import ConfigError, StoreError, StoreFull, UsageError
 from crawler.files import replacing
+
+log = logging.getLogger(__name__)
 
 Scope = Literal["read", "crawl", "admin"]
 SCOPES: tuple[str, ...] = get_args(Scope)
@@ -186,7 +189,12 @@ class Tokens:
             return ""
         version = _version_of(path)
         if version != self._own_version or version is None:
-            self._own = _hash(_read_secret(path))
+            try:
+                self._own = _hash(_read_secret(path))
+            except ConfigError:
+                if not self._own:
+                    raise
+                log.exception("the last operator's token that could be read stays valid")
             self._own_version = version
         return self._own
 

@@ -138,7 +138,7 @@ class Batches(Part):
         tasks: Iterable[NewTask],
         rejected: Iterable[RejectedRow],
         now: float,
-        prepare: Callable[[Job], None] = lambda job: None,
+        prepare: Callable[[Job, bool], None] = lambda job, is_new: None,
         note: Callable[[Job], None] = lambda job: None,
     ) -> tuple[Job, int]:
         """Store the URLs of a call in the job of their session; returns it, and the call's number.
@@ -150,6 +150,7 @@ class Batches(Part):
         db = self._durable
         with writing(db):
             id_ = self._id_of(batch)
+            is_new = id_ is None
             if id_ is None:
                 id_ = self._new_job(batch, now)
             note(_job(db, id_))
@@ -165,7 +166,7 @@ class Batches(Part):
                 return job, int(known[0])
             if job.hold == "cancelled":
                 raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
-            prepare(job)
+            prepare(job, is_new)
             if known:
                 number = int(known[0])
                 self._mend(job, number, tasks, rejected, now)
@@ -180,7 +181,7 @@ class Batches(Part):
         starts: Iterable[Start],
         batch_size: int,
         now: float,
-        prepare: Callable[[Job], None] = lambda job: None,
+        prepare: Callable[[Job, bool], None] = lambda job, is_new: None,
     ) -> Job:
         """Store the starts of a crawl as a session. A call that comes again finds its job."""
         db = self._durable
@@ -196,7 +197,7 @@ class Batches(Part):
             )
             db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
             job = _job(db, id_)
-            prepare(job)
+            prepare(job, True)
             add_starts(db, job, starts, now)
         return job
 
@@ -304,7 +305,7 @@ class Batches(Part):
             """INSERT INTO jobs (name, key, status, queue, source, batch_size, created_at, deadline,
                    options)
                VALUES (?, ?, 'open', ?, ?, 100, ?, ?, ?) RETURNING id""",
-            (free_name(db, batch.session_id), key_of(batch.client, batch.session_id),
+            (free_name(db, _name(batch)), key_of(batch.client, batch.session_id),
              batch.queue, SOURCE, now, batch.deadline, as_json(batch.options)),
         )  # fmt: skip
         db.execute(
@@ -566,11 +567,13 @@ class Batches(Part):
             f"SELECT id FROM jobs WHERE status <> 'done' AND queue LIKE '{DIRECT}%'"
         )
 
-    def unfinished_direct(self) -> list[int]:
-        """The same, and those that workers may have been given since."""
-        return self._db.column(
-            """SELECT b.job_id FROM batches b JOIN jobs j ON j.id = b.job_id
-               WHERE b.direct AND j.status <> 'done' ORDER BY b.job_id"""
+    def unfinished_direct(self) -> dict[int, str]:
+        """The same, and those that workers may have been given since, each with its client."""
+        return dict(
+            self._db.all(
+                """SELECT b.job_id, b.client FROM batches b JOIN jobs j ON j.id = b.job_id
+                   WHERE b.direct AND j.status <> 'done' ORDER BY b.job_id"""
+            )
         )
 
     def with_due_tasks(self, jobs: Sequence[int], now: float) -> list[int]:
@@ -589,6 +592,11 @@ class Batches(Part):
         """Let others fetch what is pending of a session."""
         with writing(self._durable):
             _move(self._durable, job_id, queue)
+
+
+def _name(batch: NewBatch) -> str:
+    """The name of a session's job. Clients do not learn from it which names others have."""
+    return f"{batch.client}:{batch.session_id}" if batch.client else batch.session_id
 
 
 def _move(db: Database, job_id: int, queue: str) -> None:

@@ -93,3 +93,19 @@ def test_a_page_that_hangs_the_parser_costs_itself(folder: Folder, site: Site) -
     found = results(folder, folder.log(program))
     assert [each["status"] for each in found] == ["success", "failed", "success"]
     assert found[1]["reason"] == "poison"
+
+
+def test_a_stopped_process_holds_up_nobody(folder: Folder, site: Site) -> None:
+    """A process that SIGSTOP has stopped answers no watchdog: the program ends it, and another one
+    goes on."""
+    ready(folder, CRAWLER_STALL_S="2")
+    asked = [site.page(n, 0.1) for n in range(40)]
+    argv = ("tests.support.program", "stopped", str(folder.write("urls.txt", asked)))
+    program = folder.start(*argv)
+    folder.wait_until_completed(5, 120)
+    os.kill(wait_for(lambda: direct(folder), 60, "its process")[0], signal.SIGSTOP)
+
+    assert program.wait(120) == 0, folder.log(program)
+
+    assert {each["status"] for each in results(folder, folder.log(program))} == {"success"}
+    assert left_behind(folder) == []

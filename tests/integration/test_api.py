@@ -288,6 +288,20 @@ def events(server: ApiServer, path: str, **headers: str) -> list[dict[str, Any]]
     return found
 
 
+def test_rows_that_are_no_url_are_handed_on_once(tmp_path: Path, site: Site) -> None:
+    """A cursor behind them stays behind them, also before any page has ended."""
+    with ApiServer(tmp_path) as server:
+        given = ["no url", "ftp://x/", f"{site.url}/hold/1"]
+        assert server.batch(given, session_id="rows", wait=False).status == 202
+        first = server.ask("GET", "/api/crawl/rows").body
+        again = server.ask("GET", f"/api/crawl/rows?cursor={first['cursor']}").body
+        then = server.ask("GET", f"/api/crawl/rows?cursor={again['cursor']}").body
+        site.release()
+
+        assert [each["url"] for each in first["results"]] == given[:2]
+        assert (again["results"], then["results"]) == ([], [])
+
+
 def test_server_sent_events_resume(api: ApiServer, site: Site) -> None:
     """`Last-Event-ID` goes on behind a result: nothing is lost and nothing comes twice."""
     given = ["nonsense", *(site.page(n) for n in range(30))]
@@ -522,6 +536,23 @@ def test_clients_see_only_their_own(guarded: ApiServer, site: Site) -> None:
         bob.socket("shared")
     # The same name is another session for another client.
     assert bob.batch([url], session_id="shared").body["results"][0]["task_id"] != task
+
+
+def test_what_a_refused_call_sends_along_reaches_nobody(guarded: ApiServer, site: Site) -> None:
+    """Nothing of it is kept, and nothing that is kept under a name crosses clients; no client
+    learns which names others use."""
+    eve, dan = client_of(guarded, "eve"), client_of(guarded, "dan")
+    host = urlsplit(site.url).netloc
+    twice = [f"http://u:p@{host}/page/1", f"http://u2:p2@{host}/page/2"]
+    secret = {"headers": {"X-Secret": "of-eve-7d1f"}}
+
+    assert eve.batch(twice, session_id="shop", options=secret).status == 400
+    files = [path for path in guarded.folder.data.rglob("*") if path.is_file()]
+    assert [path for path in files if b"of-eve-7d1f" in path.read_bytes()] == []
+    assert eve.batch([site.page(3)], session_id="shop", options=secret).status == 200
+    dans = dan.batch([site.page(4)], session_id="shop").body
+    assert dans["statistics"]["success"] == 1
+    assert dan.ask("GET", "/api/crawl/shop").body["job"] == "dan:shop"
 
 
 def test_scopes_and_quotas(guarded: ApiServer, site: Site) -> None:
