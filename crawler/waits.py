@@ -564,6 +564,11 @@ def _remedy(wait: Wait) -> str:
     return " ".join(filter(None, (wait.command, wait.effect)))
 
 
+def without_command(wait: Wait) -> Wait:
+    """A wait as it is told to others than the operator: commands name folders of this machine."""
+    return replace(wait, command="", effect="")
+
+
 def endless_wait(waits: Sequence[Wait]) -> Wait | None:
     """Return a wait that stops everything for an unknown time: there is no forecast then."""
     for wait in waits:

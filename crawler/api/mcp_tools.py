@@ -49,7 +49,7 @@ from crawler.logs import counted, printable, shortened
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus
 from crawler.page_formats import ERRORS, KEYS
-from crawler.waits import WaitFinder
+from crawler.waits import WaitFinder, without_command
 
 T = TypeVar("T")
 
@@ -229,6 +229,8 @@ class Tools:
         waits = finder.find(job, lpm.counts.progress(job))
         if job.queue.startswith(DIRECT):
             waits = [each for each in waits if each.kind != "worker"]  # this server starts one
+        if client:
+            waits = list(map(without_command, waits))
         return [_brief(finder.describe(each)) or "" for each in waits]
 
     # search_results

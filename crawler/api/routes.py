@@ -463,7 +463,7 @@ def why(
 ) -> Response:
     """Give everything that happened to a URL, and what it waits for."""
     from crawler.history import timeline
-    from crawler.waits import WaitFinder
+    from crawler.waits import WaitFinder, without_command
 
     service = service_of(request)
     lpm = service.backend.lpm
@@ -475,8 +475,13 @@ def why(
         # The same words for a URL that only others have asked for.
         raise ApiError(404, "not_found", f"no task is known for {_shown_url(url)}")
     finder = WaitFinder(service.settings, lpm)
-    found = [msgspec.to_builtins(timeline(lpm, task, finder)) for task in tasks[:MAX_RESULTS]]
-    return Json({"tasks": found})
+    found = [timeline(lpm, task, finder) for task in tasks[:MAX_RESULTS]]
+    if not client.sees_all:
+        found = [
+            msgspec.structs.replace(each, waits=list(map(without_command, each.waits)))
+            for each in found
+        ]
+    return Json({"tasks": msgspec.to_builtins(found)})
 
 
 def _shown_url(text: str) -> str:

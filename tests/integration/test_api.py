@@ -555,6 +555,18 @@ def test_what_a_refused_call_sends_along_reaches_nobody(guarded: ApiServer, site
     assert dan.ask("GET", "/api/crawl/shop").body["job"] == "dan:shop"
 
 
+def test_no_client_learns_where_the_store_is(guarded: ApiServer, site: Site) -> None:
+    """What a page waits for is told without the commands of the operator, which name folders."""
+    fay, url = client_of(guarded, "fay"), f"{site.url}/hold/fay"
+
+    fay.batch([url], session_id="waiting", wait=False)
+    told = json.dumps(fay.ask("GET", f"/api/why?url={url}").body)
+    site.release()
+
+    assert str(guarded.folder.path) not in told
+    assert "python -m" not in told
+
+
 def test_scopes_and_quotas(guarded: ApiServer, site: Site) -> None:
     """`read` sends nothing, `crawl` uses no operator's option, and limits are 429."""
     reader = client_of(guarded, "reader", "--scope", "read")
