@@ -50,11 +50,6 @@ def within_reach(described: dict[str, Any], site: Site) -> dict[str, Any]:
     """
     text = json.dumps(described).replace(bodies.EXAMPLE_URL, site.page(1))
     schema: dict[str, Any] = without_large_limits(json.loads(text))
-    for name in ("BatchRequest", "ScrapeRequest"):
-        schema["components"]["schemas"][name]["properties"]["timeout"] |= {
-            "maximum": 0.2,
-            "default": 0.1,
-        }
     # Each of these begins a process, and hundreds of them would keep others from their turn.
     for path in ("/v2/batch/scrape", "/v2/crawl", "/v2/map", "/v2/scrape"):
         del schema["paths"][path]
