@@ -329,6 +329,14 @@ class LedgerBackend:
         waiting = lpm.batches.unfinished_direct()
         for job_id in set(processes) - waiting.keys():
             processes.pop(job_id).stop()
+        if len(waiting) > MAX_DIRECT_PER_CLIENT:
+            # A page that waits for another attempt keeps no other batch from its first.
+            due = set(lpm.batches.with_due_tasks(list(waiting), lpm.now()))
+            if not due <= processes.keys():
+                for job_id in processes.keys() - due:
+                    processes.pop(job_id).stop()
+            kept = due.union(processes)
+            waiting = {job_id: client for job_id, client in waiting.items() if job_id in kept}
         now = time.monotonic()
         running = Counter(waiting[job_id] for job_id in processes)
         for job_id, client in waiting.items():

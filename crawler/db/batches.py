@@ -576,6 +576,18 @@ class Batches(Part):
             )
         )
 
+    def with_due_tasks(self, jobs: Sequence[int], now: float) -> list[int]:
+        """Those of some jobs that have a page in flight, or one that may be fetched now; or that
+        have nothing open, and are about to end."""
+        return self._db.column(
+            """SELECT value FROM json_each(?1) WHERE EXISTS (
+                   SELECT 1 FROM tasks WHERE job_id = value AND status = 'processing')
+               OR EXISTS (SELECT 1 FROM tasks WHERE job_id = value AND status = 'pending'
+                   AND not_before <= ?2)
+               OR NOT EXISTS (SELECT 1 FROM tasks WHERE job_id = value AND status = 'pending')""",
+            (as_json(jobs), now),
+        )
+
     def move(self, job_id: int, queue: str) -> None:
         """Let others fetch what is pending of a session."""
         with writing(self._durable):

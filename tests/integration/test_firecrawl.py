@@ -23,6 +23,7 @@ from firecrawl.v2.utils.error_handler import (
 from firecrawl.v2.watcher_async import AsyncWatcher
 from langchain_firecrawl import FirecrawlLoader
 
+from crawler.api.backend import MAX_DIRECT
 from crawler.api.firecrawl_jobs import PAGE_DOCUMENTS
 from crawler.batches import BatchOptions, submit
 from crawler.config import Settings
@@ -296,6 +297,18 @@ def test_a_killed_server_loses_no_job(tmp_path: Path, web: Pages) -> None:
             60,
             "the end of all jobs",
         )
+
+
+def test_pages_that_wait_for_another_attempt_hold_no_job(server: Server, web: Pages) -> None:
+    """Hosts without an address are tried again later. Meanwhile, other jobs get their turn."""
+    dead = [start_batch(server, [f"http://nowhere.invalid/?n={n}"]) for n in range(MAX_DIRECT)]
+    job = start_batch(server, [f"{web.url}/blog/1?again"])
+
+    wait_for(lambda: httpx.get(job["url"]).json()["status"] == "completed", 60, "the job's turn")
+    states = {httpx.get(each["url"]).json()["status"] for each in dead}
+    assert states == {"scraping"}
+    for each in dead:
+        httpx.delete(each["url"])
 
 
 # Crawls
