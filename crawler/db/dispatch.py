@@ -14,6 +14,7 @@ from crawler.db.owners import OwnerState
 from crawler.db.results import IS_STORED
 from crawler.db.store import (
     DUE,
+    IN_SESSION,
     LISTED,
     SUSPECT_DEATHS,
     TURN,
@@ -170,7 +171,7 @@ class Dispatch(Part):
                FROM json_each(?1) JOIN tasks t ON t.id = value
                JOIN validators v ON v.url_key = t.url_key
                JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}
-               AND t.method IN ('GET', 'FILE') AND t.source <> 'batch'""",
+               AND t.method IN ('GET', 'FILE') AND NOT {IN_SESSION.format("t")}""",
             (as_json(ids),),
         )
         listings = self._pages_of_listings(ids)
@@ -194,7 +195,8 @@ class Dispatch(Part):
                 FROM json_each(?1) JOIN tasks t ON t.id = value
                 JOIN results r ON r.task = (
                     SELECT max(o.id) FROM tasks o WHERE o.url_key = t.url_key
-                    AND o.status = 'completed' AND o.method = 'GET')
+                    AND o.status = 'completed' AND o.method = 'GET'
+                    AND NOT {IN_SESSION.format("o")} AND NOT {IN_SESSION.format("t")})
                 WHERE t.modified_at NOT NULL AND {IS_STORED} AND NOT EXISTS (
                     SELECT 1 FROM listings l WHERE l.url_key = t.url_key AND l.gone_at NOT NULL)""",
             (as_json(ids),),

@@ -10,7 +10,7 @@ import msgspec
 from crawler.config import program
 from crawler.db import result_files, timeline
 from crawler.db.connection import Database, reading, writing
-from crawler.db.store import IN_PENDING, LISTED, NOTED_FILE, Part, as_json
+from crawler.db.store import IN_PENDING, IN_SESSION, LISTED, NOTED_FILE, Part, as_json
 from crawler.errors import StoreError
 from crawler.models import FILE, GET, UNCHANGED, Job, JobStatus, Outcome, Page, RawLocation
 
@@ -492,16 +492,16 @@ def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> Non
     last_modified = _validator(headers.get("last-modified"))
     if etag or last_modified:
         db.execute(
-            """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
-               SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
-               AND source <> 'batch'""",
+            f"""INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
+                SELECT url_key, ?, ?, id FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+                AND NOT {IN_SESSION.format("tasks")}""",
             (etag, last_modified, task),
         )
     else:
         db.execute(
-            """DELETE FROM validators WHERE url_key = (
-                   SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
-                   AND source <> 'batch')""",
+            f"""DELETE FROM validators WHERE url_key = (
+                    SELECT url_key FROM tasks WHERE id = ? AND method IN ('GET', 'FILE')
+                    AND NOT {IN_SESSION.format("tasks")})""",
             (task,),
         )
 

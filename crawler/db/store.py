@@ -50,6 +50,9 @@ COUNTS_FOR = """(j.id = t.job_id
 """Whether job j counts task t."""
 IS_SHARED = "source NOT IN ('gateway', 'batch') AND role IS NULL"
 """Whether other jobs may count on a task. Those of a Gateway, a batch and a crawl are their own."""
+IN_SESSION = "EXISTS (SELECT 1 FROM batches WHERE batches.job_id = {0}.job_id)"
+"""Whether a task belongs to a session of a program or a client of the API. What it got may be for
+its eyes only: it leaves no page to other jobs, and takes none of theirs."""
 IN_PENDING = "o.state <> 'synced' AND o.archived_at IS NULL"
 """Whether the result of an outbox row o lies in pending/."""
 REMOVING = "removing job "

@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from crawler.api import site_crawls
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
 from crawler.db.batches import Batch, key_of, session_of
 from crawler.db.owners import Owner
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import TaskStatus
+from crawler.models import JobOptions, TaskStatus
 from crawler.page_formats import PageFormats
 from crawler.waits import WaitFinder
 from tests.support.patient import ledger, look, of, pages_of, wipe, wrong
@@ -141,6 +142,25 @@ def test_no_session_is_given_a_page_of_another_job(
     # Then only the file's own page is asked for with its ETag
     assert known[URLS[0]]
     assert known[URLS[1]] is None
+
+
+def test_no_crawl_of_a_client_is_given_a_page_of_another_job(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """Its pages are asked for without the ETags of others, and not skipped by a sitemap's date."""
+    with_etag = msgspec.structs.replace(page(URLS[0]), headers=(("ETag", '"1"'),))
+    lpm.persist_tasks([new(URLS[0])], job=open_job(lpm, "file"))
+    [task] = lpm.get_next_pending("owner")
+    lpm.save_result(done(task, page=with_etag))
+
+    site_crawls.begin(
+        settings, "ann", "crawl", URLS[0], JobOptions(), {},
+        delay_s=0, headers={}, notes={}, direct=False,
+    )  # fmt: skip
+    lpm.store.durable.execute("UPDATE tasks SET modified_at = 1 WHERE status = 'pending'")
+    claimed = [task for task in lpm.get_next_pending("owner", 9) if task.url == URLS[0]]
+
+    assert [task.known for task in claimed] == [None]
 
 
 def test_ends_come_in_the_order_of_commits(
