@@ -153,8 +153,9 @@ def test_no_crawl_of_a_client_is_given_a_page_of_another_job(
     [task] = lpm.get_next_pending("owner")
     lpm.save_result(done(task, page=with_etag))
 
+    scope = {"subdomains": False, "sitemap": "skip"}
     site_crawls.begin(
-        settings, "ann", "crawl", URLS[0], JobOptions(), {},
+        settings, "ann", "crawl", URLS[0], JobOptions(), scope,
         delay_s=0, headers={}, notes={}, direct=False,
     )  # fmt: skip
     lpm.store.durable.execute("UPDATE tasks SET modified_at = 1 WHERE status = 'pending'")
