@@ -2,7 +2,7 @@
 FROM python:3.11-slim AS packages
 WORKDIR /src
 COPY requirements.lock pyproject.toml scripts/image_packages.py ./
-RUN python image_packages.py < requirements.lock > pinned.txt \
+RUN python image_packages.py flower < requirements.lock > pinned.txt \
     && python -m venv /opt/crawler \
     && /opt/crawler/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --only-binary :all: \
         --require-hashes -r pinned.txt \

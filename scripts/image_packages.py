@@ -1,5 +1,5 @@
-"""Of requirements.lock (stdin) what the image needs (stdout), hashes and all: no test tools, no
-extra but Flower."""
+"""Of requirements.lock (stdin) what an image needs (stdout), hashes and all: no test tools, and no
+extras but those that the arguments name."""
 
 import re
 import sys
@@ -10,7 +10,9 @@ from pathlib import Path
 def main() -> None:
     """Follow the lock's own `# via` notes from what pyproject.toml asks for."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    asked = project["dependencies"] + project["optional-dependencies"]["flower"]
+    asked = list(project["dependencies"])
+    for extra in sys.argv[1:]:
+        asked += project["optional-dependencies"][extra]
     kept = {re.match(r"[\w.-]+", line)[0].replace(".", "-").lower() for line in asked}
     blocks = re.split(r"^(?=\S+==)", sys.stdin.read(), flags=re.MULTILINE)
     packages = {block.partition("==")[0]: block for block in blocks if "==" in block}

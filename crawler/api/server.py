@@ -39,10 +39,13 @@ SEND_BUFFER = 131_072
 """Bytes that the kernel keeps for a client that reads slowly."""
 
 
-def serve(settings: Settings, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the API until a signal ends it; `ready` is told its URL."""
+def serve(
+    settings: Settings, host: str, port: int, ready: Callable[[str], None], local: bool = False
+) -> None:
+    """Serve the API until a signal ends it; `ready` is told its URL. `local`: only this machine
+    reaches the port, whatever the address."""
     with _bound(host, port) as listener:
-        is_local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        is_local = local or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if not is_local and not Tokens(settings).any():
             raise UsageError(
                 f"--host {host}: other machines would reach the API, and there is no token; "

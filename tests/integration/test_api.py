@@ -828,6 +828,16 @@ def test_serve_says_why_it_cannot_start(folder: Folder) -> None:
     assert (unread.returncode, len(unread.stderr.splitlines())) == (2, 1)
 
 
+def test_a_port_that_only_this_machine_reaches_needs_no_token(tmp_path: Path) -> None:
+    """As in a container that publishes it on 127.0.0.1; other names than this machine's are
+    refused there, too."""
+    with ApiServer(tmp_path, "--host", "0.0.0.0", "--local") as api:
+        assert api.ask("GET", "/api/jobs").status == 200
+        strange = api.ask("GET", "/api/jobs", headers={"Host": "rebound.example"})
+
+    assert (strange.status, strange.body["code"]) == (403, "wrong_host")
+
+
 def test_a_token_file_may_be_replaced(tmp_path: Path) -> None:
     """CRAWLER_API_TOKEN_FILE is read again when it changes; the token is in no log."""
     secret = tmp_path / "token.txt"

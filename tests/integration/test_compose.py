@@ -101,7 +101,7 @@ def test_containers_keep_no_rights(name: str) -> None:
 def test_image_has_what_runs_and_no_more() -> None:
     """Of the pinned packages, with their hashes, those that the package and Flower need."""
     chosen = subprocess.run(
-        [sys.executable, "scripts/image_packages.py"],
+        [sys.executable, "scripts/image_packages.py", "flower"],
         cwd=PROJECT,
         input=(PROJECT / "requirements.lock").read_text(),
         capture_output=True,

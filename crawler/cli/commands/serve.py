@@ -25,9 +25,14 @@ SCOPES = ("read", "crawl", "admin")
     show_default=True,
     help="Port; 0 takes any free one.",
 )
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Only this machine reaches the port: in a container that publishes it on 127.0.0.1.",
+)
 @data_dir_option
 @click.pass_context
-def serve(context: click.Context, host: str, port: int) -> None:
+def serve(context: click.Context, host: str, port: int, local: bool) -> None:
     """Serve the HTTP API until Ctrl-C: batches, their results and streams.
 
     On this machine alone it needs no token until there is one. Elsewhere it needs one:
@@ -48,7 +53,7 @@ def serve(context: click.Context, host: str, port: int) -> None:
     with terminated_by_signal():
         from crawler.api.server import serve as run
 
-        run(settings, host, port, lambda url: say(f"the API listens on {url}"))
+        run(settings, host, port, lambda url: say(f"the API listens on {url}"), local)
 
 
 @serve.group()
