@@ -73,6 +73,12 @@ class Folder:
         """A door to the store."""
         return LocalPersistenceManager(self.data)
 
+    def attempts(self) -> int:
+        """How many fetches of all tasks have begun, by the ledger: those that a death or a stop
+        has cut off, too."""
+        with contextlib.closing(self.lpm()) as lpm:
+            return int(lpm.store.db.value("SELECT sum(attempts) FROM tasks"))
+
     def make_store(self) -> None:
         """A store without a task."""
         with contextlib.closing(self.lpm()) as lpm:
