@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -205,9 +207,13 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            advice = "stop what listens there, or take another port: --port 0 takes any free one"
+            reason = os.strerror(errno.EADDRINUSE)
+        else:
+            advice = "name an address of this machine and a port that is allowed"
         raise ServiceError(
-            f"--host {host} --port {port}: it cannot be listened there ({reason}); "
-            "--port 0 takes any free port"
+            f"--host {host} --port {port}: it cannot be listened there ({reason}); {advice}"
         ) from None
     with listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -492,6 +492,7 @@ def test_webhooks_lead_nowhere_inside(api: ApiServer, site: Site) -> None:
     ):
         answer = api.batch([site.page(1)], session_id="inside", webhook={"url": url})
         assert refused(answer, status, code)
+        assert ("CRAWLER_ALLOW_NETS" in answer.body["error"]) == (status == 403)
     assert refused(api.ask("GET", "/api/crawl/inside"), 404, "not_found")
 
 
@@ -582,7 +583,9 @@ def test_scopes_and_quotas(guarded: ApiServer, site: Site) -> None:
     for options in ({"rate": "5/s"}, {"ignore_robots": True}):
         assert refused(small.batch([hold], options=options), 403, "operator_only")
         assert admin.batch([site.page(1)], options=options).status == 200
-    assert refused(small.batch([hold] * 4), 429, "quota")
+    too_many = small.batch([hold] * 4)
+    assert refused(too_many, 429, "quota")
+    assert "this call has 4; send fewer at a time" in too_many.body["error"]
     assert small.batch([hold], session_id="one", wait=False).status == 202
     assert refused(small.batch([site.page(1)], session_id="two"), 429, "quota")
     assert small.batch([hold], session_id="one", wait=False).status == 202
@@ -819,7 +822,9 @@ def test_bad_keys_and_content_types(api: ApiServer) -> None:
         answer = api.ask("POST", "/api/crawl/batch", body, {"Idempotency-Key": key})
         assert refused(answer, 422, "invalid")
     plain = {"Content-Type": "text/plain"}
-    assert refused(api.ask("POST", "/api/crawl/batch", body, plain), 422, "invalid")
+    unnamed = api.ask("POST", "/api/crawl/batch", body, plain)
+    assert refused(unnamed, 422, "invalid")
+    assert "'Content-Type: application/json'" in unnamed.body["error"]
 
 
 # The process
@@ -928,11 +933,13 @@ def test_serve_says_why_it_cannot_start(folder: Folder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         busy = folder.crawler("serve", "--port", port)
+    nowhere = folder.crawler("serve", "--host", "nowhere.invalid", "--port", "0")
     is_open = folder.crawler("serve", "--host", "0.0.0.0", "--port", "0")
     unread = folder.crawler("serve", "--port", "0", CRAWLER_API_TOKEN_FILE="missing.txt")
 
     assert (busy.returncode, len(busy.stderr.splitlines())) == (3, 1)
-    assert port in busy.stderr
+    assert f"--port {port}: it cannot be listened there (Address already in use); " in busy.stderr
+    assert (nowhere.returncode, "--port 0 takes" in nowhere.stderr) == (3, False)
     assert is_open.returncode == 2
     assert "CRAWLER_API_TOKEN" in is_open.stderr
     assert (unread.returncode, len(unread.stderr.splitlines())) == (2, 1)

@@ -175,6 +175,9 @@ def test_headers_are_sent_and_stored_nowhere_else(here: Folder, pages: Pages) ->
     [
         ("http://a.example/", {}, "urls: Expected `array`"),
         ([1], {}, "urls: Expected `str`"),
+        (None, {}, "urls: Expected `array`"),
+        (3, {}, "urls: Expected `array`"),
+        (["http://a.example/"], [], "options: Expected `object`"),
         (["http://a.example/"], {"speed": 1}, "unknown field `speed`"),
         (["http://a.example/"], {"rate": "fast"}, "options: rate"),
         (["http://a.example/"], {"formats": ["pdf"]}, "Invalid enum value 'pdf'"),

@@ -36,6 +36,7 @@ from crawler.errors import UsageError
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import Site
 from tests.support.stack import PATIENCE_S, Folder, left_behind, wait_for
+from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_LOG_LEVEL": "warning"}
@@ -620,6 +621,17 @@ def _runs(process: psutil.Process) -> bool:
 
 
 # Without the extra
+
+
+def test_in_a_terminal_it_says_what_it_waits_for(desk: Folder) -> None:
+    """Who types the command is told that it waits for a client."""
+    terminal = Terminal(desk, "crawler", "mcp")
+    try:
+        wait_for(lambda: "waiting for an MCP client" in terminal.text, 30, "the line")
+    finally:
+        terminal.process.kill()
+        terminal.process.wait(10)
+        terminal.close()
 
 
 def test_a_missing_extra_is_named(desk: Folder, served: Callable[..., str]) -> None:
