@@ -37,6 +37,12 @@ def warm() -> Warm:
     return Warm()
 
 
+@cache
+def warm_for_servers() -> Warm:
+    """The interpreter of this process's servers."""
+    return Warm(serves=True)
+
+
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str, pause_s: float = 0.02) -> Any:
     """Wait until the condition gives something true, and give that; a limit that is reached is a
     failure."""
