@@ -1,5 +1,7 @@
 """Arguments that programs give to tasks and to the orchestrator."""
 
+import os
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -19,3 +21,10 @@ def checked(value: Any, kind: type[T], what: str) -> T:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise UsageError(f"{what}: {error}") from None
     return found
+
+
+def checked_folder(value: Any, what: str) -> Path | None:
+    """Return the path of a folder, or None for none; raises `UsageError`."""
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{what}: Expected a path, got `{type(value).__name__}`")
+    return Path(value) if value else None

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import threading
 import time
@@ -34,6 +33,7 @@ from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.models import QUEUES
+from crawler.process import raise_file_limit
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.scraping.jobs import ProgressMirror
@@ -41,10 +41,6 @@ from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
 
 log = logging.getLogger(__name__)
-
-MAX_OPEN_FILES = 65_536
-"""A thousand domains keep a thousand connections open; the usual soft limit is 1,024."""
-
 
 MAX_STOP_S = 10.0
 """How long a worker may take to stop. Celery can wait for ever for a child that died or hangs."""
@@ -163,7 +159,7 @@ class WorkerChild:
 
     def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
         """`give_way` ends the worker if another kernel uses the data folder."""
-        _raise_file_limit()
+        raise_file_limit()
         tune_garbage_collection()
         self.deliveries = 0
         self.events = PageEvents(app, hostname)
@@ -210,14 +206,6 @@ class WorkerChild:
         self.inbox.stop()
         self.worker.stop()
         self.events.stop()
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = MAX_OPEN_FILES
-    if hard != resource.RLIM_INFINITY:
-        soft = min(hard, MAX_OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class ConsumptionWatch:

@@ -9,7 +9,7 @@ import secrets
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from crawler import config
-from crawler.arguments import Name, checked
+from crawler.arguments import Name, checked, checked_folder
 from crawler.batches import (
     PENDING,
     BatchOptions,
@@ -79,12 +79,12 @@ class CrawlCoordinator:
             raise UsageError(
                 f"session_id: at most {SESSION_LENGTH} characters, and no space at either end"
             )
-        self.distributed = distributed
+        self.distributed = checked(distributed, bool, "distributed")
         self._give_up_s = checked(give_up_s, float, "give_up_s")
         self.statistics: Statistics | None = None
         """Of the last crawl that has ended."""
         settings = config.load()
-        folder = Path(data_dir) if data_dir else settings.data_dir
+        folder = checked_folder(data_dir, "data_dir") or settings.data_dir
         self._settings = msgspec.structs.replace(settings, data_dir=folder.absolute())
         self._converter = PageFormats()
         weakref.finalize(self, self._converter.close)
@@ -103,6 +103,10 @@ class CrawlCoordinator:
         returned as `pending`. The ledger keeps it, also if this call is cancelled: the same call
         goes on with it, and `cancel` ends it.
         """
+        if on_progress is not None and not callable(on_progress):
+            raise UsageError(
+                f"on_progress: Expected a function, got `{type(on_progress).__name__}`"
+            )
         began, done = time.monotonic(), 0
         async with self._begun(urls, options, timeout_s) as crawl:
             while not crawl.is_over:
@@ -167,7 +171,7 @@ class CrawlCoordinator:
     ) -> "AsyncIterator[_Crawl]":
         """A crawl that has begun. However it is left, the ledger keeps what is open."""
         given = checked(_as_list(urls), list[str], "urls")
-        how = checked(options or {}, BatchOptions, "options")
+        how = checked({} if options is None else options, BatchOptions, "options")
         limit_s = math.inf if timeout_s is None else checked(timeout_s, float, "timeout_s")
         crawl = _Crawl(
             self._settings, self._converter, not self.distributed, limit_s, self._give_up_s
@@ -402,7 +406,7 @@ def _is_in_loop() -> bool:
 
 def _as_list(urls: Sequence[str]) -> Any:
     """A list; one text is not taken for a list of its characters."""
-    return urls if isinstance(urls, str) else list(urls)
+    return urls if isinstance(urls, str) or not isinstance(urls, Iterable) else list(urls)
 
 
 def _brief(result: Result) -> Result:

@@ -7,6 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from crawler import config
+from crawler.arguments import checked, checked_folder
 from crawler.coordinator import CrawlCoordinator
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
@@ -21,6 +22,7 @@ def scrape(
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Fetch one URL now, whether it was collected before or not, and return its result."""
+    checked(url, str, "url")
     coordinator = CrawlCoordinator(data_dir=data_dir)
     return coordinator.crawl_many_sync([url], options, timeout_s=timeout_s)[0]
 
@@ -31,7 +33,7 @@ class Store:
 
     def __init__(self, path: str | Path | None = None) -> None:
         """`path` is the data folder, by default that of the settings."""
-        folder = Path(path) if path else config.load().data_dir
+        folder = checked_folder(path, "path") or config.load().data_dir
         if not LocalPersistenceManager.exists(folder):
             raise UsageError(f"there is no store in {folder}")
         self._lpm = LocalPersistenceManager(folder)
@@ -93,7 +95,7 @@ class Store:
         return found
 
     def _job(self, name: str | None) -> Job | None:
-        return None if name is None else self._lpm.jobs.named(name)
+        return None if name is None else self._lpm.jobs.named(checked(name, str, "job"))
 
     def _task(self, task_or_url: str) -> int:
-        return self._lpm.tasks.find(task_or_url)[0]
+        return self._lpm.tasks.find(checked(task_or_url, str, "task_or_url"))[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -18,6 +19,8 @@ MIN_DISK_BYTES = 1 << 20
 """A disk with less free space is full: none of our programs starts."""
 DISK_FULL_SIGNS = ("No space left", "Disk quota exceeded", "MISCONF")
 """How programs say that the disk is full; MISCONF is Redis."""
+MAX_OPEN_FILES = 65_536
+"""A thousand domains or clients keep a thousand connections open; the usual soft limit is 1,024."""
 
 
 class ProcessMark(msgspec.Struct, frozen=True):
@@ -216,3 +219,12 @@ def disk_full(folder: Path, least: int = MIN_DISK_BYTES) -> str:
     if about.f_bavail * about.f_frsize >= least and has_inodes:
         return ""
     return f"the disk of {folder} is full; free some room"
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, or as many as are ever needed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MAX_OPEN_FILES
+    if hard != resource.RLIM_INFINITY:
+        soft = min(hard, MAX_OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

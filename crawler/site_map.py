@@ -5,6 +5,7 @@ that hangs the parser ends that process, never the server.
 """
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -83,7 +84,8 @@ def look(
 ) -> tuple[bool, CrawlReport]:
     """Fetch the sitemaps and the start of a crawl that is forgotten afterwards; returns whether all
     of them could be read, and what was left out."""
-    with tempfile.TemporaryDirectory(prefix="crawler-map-", ignore_cleanup_errors=True) as folder:
+    prefix = _folder_prefix(os.getpid())
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         here = replace(settings, data_dir=Path(folder), raw="none")
         outcomes: list[Outcome] = []
         with _worker(settings, here, outcomes, say) as worker:
@@ -93,6 +95,16 @@ def look(
                 report = lpm.receipt(job).crawl
     assert report is not None
     return is_whole and not report.bad, report
+
+
+def remove_folders(pid: int) -> None:
+    """Remove what a process that has ended could not: a page may have killed it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_folder_prefix(pid)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_prefix(pid: int) -> str:
+    return f"crawler-map-{pid}-"
 
 
 @contextmanager

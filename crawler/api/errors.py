@@ -127,6 +127,8 @@ def _faults(error: RequestValidationError) -> str:
     for each in error.errors()[:_MAX_FAULTS]:
         if each["type"] == "json_invalid":
             return "the body is not JSON"
+        if each["type"] == "model_attributes_type" and isinstance(each["input"], bytes):
+            return "send the body with the header 'Content-Type: application/json'"
         place = ".".join(str(part)[:50] for part in each["loc"])
         found.append(f"{place}: {each['msg'][:200]}")
     return "; ".join(found).encode("utf-8", "replace").decode()

@@ -312,8 +312,8 @@ class _Dialect:
         service = service_of(request)
         try:
             with service.waits.taken(client.name):
-                async with asyncio.timeout(limit_s), self._maps:
-                    answer = await site_crawls.list_urls(service.settings, asked)
+                async with asyncio.timeout(limit_s):
+                    answer = await self._map(request, asked)
         except TimeoutError:
             return problem(408, "the map took too long; ask again with a longer timeout", "TIMEOUT")
         if answer.error:
@@ -321,6 +321,25 @@ class _Dialect:
         if not answer.urls and not answer.is_whole:
             return problem(422, "; ".join(answer.notes) or "nothing could be read")
         return Json(_listed(body, answer, how.warning))
+
+    async def _map(self, request: Request, asked: MapRequest) -> MapAnswer:
+        """List URLs, as long as the client waits for them and the server does not end."""
+        service = service_of(request)
+
+        async def work() -> MapAnswer:
+            async with self._maps:
+                return await site_crawls.list_urls(service.settings, asked)
+
+        working = asyncio.create_task(work())
+        try:
+            while not working.done():
+                if service.backend.is_stopping or await request.is_disconnected():
+                    raise ServiceError("the server is stopping; ask again")
+                await asyncio.wait({working}, timeout=LOOK_S)
+            return working.result()
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
 
     def active(self, request: Request, client: CurrentClient) -> Response:
         """The crawls that go on."""
@@ -391,7 +410,7 @@ async def _wait_for(
         if now_seen != seen and (found := await run_in_threadpool(condition)):
             return found
         seen = now_seen
-        if loop.time() >= end:
+        if loop.time() >= end or backend.is_stopping or await request.is_disconnected():
             return None
         await asyncio.sleep(LOOK_S)
 

@@ -144,7 +144,12 @@ class Intake:
             return ""  # its result says so
         address = ip_literal("127.0.0.1") if names_loopback(host) else ip_literal(host)
         problem = self._egress.objection(address) if address else ""
-        return f"{host[:200]}: this address is not fetched ({problem})" if problem else ""
+        if not problem:
+            return ""
+        return (
+            f"{host[:200]}: this address is not fetched ({problem}); "
+            "the operator opens private networks with CRAWLER_ALLOW_NETS"
+        )
 
     def _check_state(self, client: Client, session_id: str, call: NewCall) -> None:
         """See that a session may get more URLs, and a client too; a call that comes again may."""
@@ -171,14 +176,17 @@ class Intake:
         known = store.find(client.name, session_id)
         sessions, open_urls = store.open_of_client(client.name)
         if client.max_urls is not None and open_urls + count > client.max_urls:
-            raise _over_quota(f"{client.max_urls:,} open URLs", f"has {open_urls:,}")
+            state = f"has {open_urls:,}; this call has {count:,}"
+            if count > client.max_urls:  # waiting does not help
+                raise _over_quota(f"{client.max_urls:,} open URLs", state, "send fewer at a time")
+            raise _over_quota(f"{client.max_urls:,} open URLs", state)
         is_more = known is None or known.job.status == JobStatus.DONE
         if client.max_sessions is not None and is_more and sessions >= client.max_sessions:
             raise _over_quota(f"{client.max_sessions:,} running sessions", f"has {sessions:,}")
 
 
-def _over_quota(limit: str, state: str) -> ApiError:
-    message = f"this token may have {limit} at a time, and {state}; try again later"
+def _over_quota(limit: str, state: str, advice: str = "try again later") -> ApiError:
+    message = f"this token may have {limit} at a time, and {state}; {advice}"
     return ApiError(429, "quota", message, {"Retry-After": "30"})
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from crawler import logs
 from crawler.api.app import create_app
@@ -22,6 +26,7 @@ from crawler.api.tokens import Tokens
 from crawler.config import Settings, program
 from crawler.errors import ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
+from crawler.process import raise_file_limit
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,10 @@ HEAD_S = 30.0
 CLOSE_S = 5.0
 """How long a closed connection may take to hand over what is left."""
 MAX_CONNECTIONS = 1500
+"""Connections at a time; at most half of the files that this process may open."""
+BACKLOG = 64
+"""Connections that the kernel keeps until they are accepted; so many are accepted at once, also
+those that are too many."""
 MAX_MESSAGE = 65_536
 """Bytes of a message that a WebSocket's client sends; it has nothing to say."""
 PING_S = 20.0
@@ -44,6 +53,7 @@ def serve(
 ) -> None:
     """Serve the API until a signal ends it; `ready` is told its URL. `local`: only this machine
     reaches the port, whatever the address."""
+    raise_file_limit()
     with _bound(host, port) as listener:
         is_local = local or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if not is_local and not Tokens(settings).any():
@@ -104,7 +114,9 @@ class Connection(H11Protocol):
         """Take a connection, unless there are enough."""
         super().connection_made(transport)
         self._head_since: float | None = self.loop.time()
-        if len(self.connections) > MAX_CONNECTIONS:
+        # Without files left, neither the ledger nor a process could be opened.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) > min(MAX_CONNECTIONS, files // 2):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -130,7 +142,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
-        answer = Json({"error": f"this is no request: {msg}", "code": "bad_http"})
+        answer = _no_request(msg)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
@@ -141,10 +153,31 @@ class Connection(H11Protocol):
 class Socket(WebSocketsSansIOProtocol):
     """A WebSocket, whose client is left if it answers no ping."""
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came; uvicorn lets a client wait for ever whose request opens no WebSocket."""
+        super().data_received(data)
+        if self.conn.handshake_exc is None or self.transport.is_closing():
+            return
+        answer = _no_request("it opens no WebSocket")
+        lines = [b"%s: %s\r\n" % header for header in answer.raw_headers]
+        head = [b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n", *lines, b"\r\n"]
+        self.transport.write(b"".join(head) + bytes(answer.body))
+        self.handshake_complete = self.close_sent = True
+        self.transport.close()
+
+    def handle_text(self, event: Frame) -> None:
+        """Drop what a client says: it has no meaning, may be no text, and would pile up."""
+
+    handle_bytes = handle_cont = handle_text
+
     def keepalive_timeout(self) -> None:
         """End it at once: a client that takes nothing would hold it for ever."""
         super().keepalive_timeout()
         self.transport.abort()
+
+
+def _no_request(why: str) -> Json:
+    return Json({"error": f"this is no request: {why}", "code": "bad_http"})
 
 
 def _config(app: FastAPI) -> uvicorn.Config:
@@ -159,6 +192,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
         ws_max_size=MAX_MESSAGE,
         ws_ping_interval=PING_S,
         ws_ping_timeout=PING_S,
+        backlog=BACKLOG,
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -173,12 +207,16 @@ def _config(app: FastAPI) -> uvicorn.Config:
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            advice = "stop what listens there, or take another port: --port 0 takes any free one"
+            reason = os.strerror(errno.EADDRINUSE)
+        else:
+            advice = "name an address of this machine and a port that is allowed"
         raise ServiceError(
-            f"--host {host} --port {port}: it cannot be listened there ({reason}); "
-            "--port 0 takes any free port"
+            f"--host {host} --port {port}: it cannot be listened there ({reason}); {advice}"
         ) from None
     with listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

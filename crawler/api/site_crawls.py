@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from crawler import crawls, sites, urls
+from crawler import crawls, site_map, sites, urls
 from crawler.batches import keep_secrets
 from crawler.config import Settings
 from crawler.db.batches import NewBatch
@@ -20,8 +20,8 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions
 from crawler.site_map import MapAnswer, MapRequest
 
-STOP_S = 5.0
-"""How long the process of a map may take to end."""
+STOP_S = 2.0
+"""How long the process of a map may take to end: less than requests have when the server ends."""
 
 
 def begin(
@@ -101,3 +101,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+    await asyncio.to_thread(site_map.remove_folders, process.pid)

@@ -121,8 +121,8 @@ class TokenFile:
         with self._changing() as tokens:
             left = [token for token in tokens if token.name != name]
             if len(left) == len(tokens):
-                known = ", ".join(token.name for token in tokens) or "none"
-                raise UsageError(f"there is no token {name}; there are: {known}")
+                known = ": " + ", ".join(token.name for token in tokens) if tokens else " none"
+                raise UsageError(f"there is no token {name}; there are{known}")
             tokens[:] = left
 
     @contextlib.contextmanager

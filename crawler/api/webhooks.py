@@ -156,7 +156,8 @@ class _Delivery:
                 body = {"event": "results", **about, "results": page.results}
                 await self._post(stored, body)
             if page.cursor != cursor:
-                lpm.webhooks.delivered(job.id, page.cursor)
+                # The lease begins anew: a receiver that takes long for many results gets them once.
+                lpm.webhooks.delivered(job.id, page.cursor, lpm.now() + LEASE_S)
                 cursor = page.cursor
             if page.is_complete:
                 state = self._backend.progress(batch.client, batch.session_id)

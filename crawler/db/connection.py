@@ -17,6 +17,8 @@ from crawler.errors import StoreError, StoreFull
 
 BUSY_LIMIT_S = 60.0
 """How long a statement waits for another process's write."""
+OPENING_S, OPENING_PAUSE_S = 5.0, 0.01
+"""How long, and how often, to try to read a database that others open and close at this moment."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -133,10 +135,22 @@ def _state(path: Path) -> tuple[int, int]:
 
 def open_to_read(path: Path, raw: bool = False) -> Database:
     """A connection that cannot write and changes nothing, also in a read-only folder."""
+    end = time.monotonic() + OPENING_S
     with store_errors(path, raw):
-        database = _open_to_read(path, raw)
-        database.set_busy_handler(busy_handler(BUSY_LIMIT_S))
-    return database
+        while True:
+            database = _open_to_read(path, raw)
+            database.set_busy_handler(busy_handler(BUSY_LIMIT_S))
+            try:
+                apsw.Connection.execute(database, "SELECT 1 FROM sqlite_schema LIMIT 1")
+                return database
+            except (apsw.ReadOnlyError, apsw.CantOpenError):
+                # A writer has just made or removed the log, which says how to open the database.
+                if time.monotonic() > end:
+                    return database
+            except apsw.Error:
+                return database  # whoever uses it hears of it
+            apsw.Connection.close(database)
+            time.sleep(OPENING_PAUSE_S)
 
 
 def _open_to_read(path: Path, raw: bool) -> Database:

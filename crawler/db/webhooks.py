@@ -53,12 +53,13 @@ class Webhooks(Part):
             for job_id, events, cursor, failures in rows
         ]
 
-    def delivered(self, job_id: int, cursor: int) -> None:
-        """Note that the receiver has all up to a cursor."""
+    def delivered(self, job_id: int, cursor: int, not_before: float) -> None:
+        """Note that the receiver has all up to a cursor; others still get it after the lease."""
         with writing(self._durable):
             self._durable.execute(
-                "UPDATE webhooks SET cursor = ?, failures = 0, problem = NULL WHERE job_id = ?",
-                (cursor, job_id),
+                """UPDATE webhooks SET cursor = ?, not_before = ?, failures = 0, problem = NULL
+                   WHERE job_id = ?""",
+                (cursor, not_before, job_id),
             )
 
     def told_end(self, job_id: int, completed_at: float | None) -> None:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from crawler.api import bodies
 from crawler.api.limits import MAX_URLS
 from crawler.urls import MAX_LENGTH
 from tests.support.api_server import ApiServer
@@ -48,6 +47,8 @@ def within_reach(described: dict[str, Any], site: Site) -> dict[str, Any]:
 
     What it still allows is a part of what the server allows.
     """
+    from crawler.api import bodies  # takes a second, and each process that runs tests is here
+
     text = json.dumps(described).replace(bodies.EXAMPLE_URL, site.page(1))
     schema: dict[str, Any] = without_large_limits(json.loads(text))
     # Each of these begins a process, and hundreds of them would keep others from their turn.
@@ -70,9 +71,6 @@ def test_schemathesis_finds_nothing(tmp_path: Path, site: Site) -> None:
         described = within_reach(api.ask("GET", "/openapi.json").body, site)
         (tmp_path / "openapi.json").write_text(json.dumps(described))
         env = os.environ | {"CRAWLER_API_TOKEN": TOKEN}  # not its proxies
-
-        env = os.environ | {"CRAWLER_API_TOKEN": TOKEN}
-
         done = subprocess.run(
             [
                 program, "run", "openapi.json", "--url", api.url, "--checks", "all",

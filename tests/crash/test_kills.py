@@ -13,7 +13,7 @@ from crawler import drill
 from crawler.stack import read_stack
 from tests.support.disk import Disk, can_mount, filled
 from tests.support.pages import Pages
-from tests.support.site import Site
+from tests.support.site import SUSPECT_DEPTH, Site
 from tests.support.stack import Folder, wait_for
 
 
@@ -49,7 +49,7 @@ def test_a_page_that_hangs_the_parser_is_set_aside(
     # Given pages, one of which hangs every child that parses it
     hang = {"CRAWLER_STALL_S": "2", "CRAWLER_FAILPOINT": "parsing-in-steps:1:hang"}
     folder.env |= {"REDIS_URL": redis_url, **hang}
-    bad = f"{site.url}/nested/100000"
+    bad = f"{site.url}/nested/{SUSPECT_DEPTH}"
     folder.redis().flushall()
     pages = [site.page(n) for n in range(30)]
     worker = folder.worker(concurrency=2)

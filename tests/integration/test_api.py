@@ -1,15 +1,18 @@
 """The HTTP API, through its door: real processes, real clients."""
 
+import contextlib
 import hmac
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +26,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from crawler.api.limits import MAX_BODY, MAX_URLS
 from tests.support.api_server import Answer, ApiServer, messages
 from tests.support.site import Site
-from tests.support.stack import Folder, wait_for
+from tests.support.stack import PATIENCE_S, Folder, wait_for
 
 TOKEN = "open-sesame-8"
 SHAPE = {"error", "code"}
@@ -489,6 +492,7 @@ def test_webhooks_lead_nowhere_inside(api: ApiServer, site: Site) -> None:
     ):
         answer = api.batch([site.page(1)], session_id="inside", webhook={"url": url})
         assert refused(answer, status, code)
+        assert ("CRAWLER_ALLOW_NETS" in answer.body["error"]) == (status == 403)
     assert refused(api.ask("GET", "/api/crawl/inside"), 404, "not_found")
 
 
@@ -579,7 +583,9 @@ def test_scopes_and_quotas(guarded: ApiServer, site: Site) -> None:
     for options in ({"rate": "5/s"}, {"ignore_robots": True}):
         assert refused(small.batch([hold], options=options), 403, "operator_only")
         assert admin.batch([site.page(1)], options=options).status == 200
-    assert refused(small.batch([hold] * 4), 429, "quota")
+    too_many = small.batch([hold] * 4)
+    assert refused(too_many, 429, "quota")
+    assert "this call has 4; send fewer at a time" in too_many.body["error"]
     assert small.batch([hold], session_id="one", wait=False).status == 202
     assert refused(small.batch([site.page(1)], session_id="two"), 429, "quota")
     assert small.batch([hold], session_id="one", wait=False).status == 202
@@ -739,6 +745,76 @@ def test_bodies_are_counted_while_they_stream(api: ApiServer) -> None:
         assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == SHAPE
 
 
+OPENING = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        "POST /any HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n" + OPENING,
+        "GET /any HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n" + OPENING,
+        "GET /any HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + OPENING,
+    ],
+)
+def test_what_opens_no_websocket_is_answered(tmp_path: Path, request_of: str) -> None:
+    """A request that asks for a WebSocket and cannot have one is 400, and its connection ends."""
+    with (
+        ApiServer(tmp_path) as api,
+        socket.create_connection(
+            (urlsplit(api.url).hostname, urlsplit(api.url).port), timeout=PATIENCE_S
+        ) as connection,
+    ):
+        connection.sendall(f"{request_of}\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        said = api.log()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"bad_http"' in answer
+    assert "Traceback" not in said
+
+
+def test_what_a_websocket_says_has_no_effect(tmp_path: Path, site: Site) -> None:
+    """Text that is none, and messages without end, are dropped; the stream goes on."""
+    with ApiServer(tmp_path) as api:
+        api.batch([f"{site.url}/hold"], session_id="said", wait=False)
+        with api.socket("said") as stream:
+            stream.send(b"\xff\xfe", text=True)
+            stream.send(["a"] * 2000)
+            site.release()
+            told = [message["type"] for message in messages(stream)]
+        said = api.log()
+
+    assert (told.count("result"), told[-1]) == (1, "done")
+    assert "Traceback" not in said
+
+
+def test_many_connections_leave_files_for_the_ledger(tmp_path: Path, site: Site) -> None:
+    """Clients that open more connections than the server may have files end no crawl."""
+    with ApiServer(tmp_path) as api, contextlib.ExitStack() as stack:
+        resource.prlimit(api.process.pid, resource.RLIMIT_NOFILE, (800, 800))
+        address = (urlsplit(api.url).hostname, urlsplit(api.url).port)
+        opened = [stack.enter_context(socket.create_connection(address)) for _ in range(380)]
+        for _ in range(500):
+            stack.enter_context(socket.create_connection(address))
+        opened[0].sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        ready = opened[0].recv(1000)
+        opened[1].settimeout(PATIENCE_S)
+        body = json.dumps({"urls": [site.page(1)]}).encode()
+        head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        opened[1].sendall(
+            f"POST /api/crawl/batch HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + body
+        )
+        answer = opened[1].recv(1000)
+        said = api.log()
+
+    assert ready.startswith(b"HTTP/1.1 200 ")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert "Traceback" not in said
+
+
 def test_bad_keys_and_content_types(api: ApiServer) -> None:
     """A key is printable and short, and a body says that it is JSON."""
     body = {"urls": ["http://example.com/"]}
@@ -746,7 +822,9 @@ def test_bad_keys_and_content_types(api: ApiServer) -> None:
         answer = api.ask("POST", "/api/crawl/batch", body, {"Idempotency-Key": key})
         assert refused(answer, 422, "invalid")
     plain = {"Content-Type": "text/plain"}
-    assert refused(api.ask("POST", "/api/crawl/batch", body, plain), 422, "invalid")
+    unnamed = api.ask("POST", "/api/crawl/batch", body, plain)
+    assert refused(unnamed, 422, "invalid")
+    assert "'Content-Type: application/json'" in unnamed.body["error"]
 
 
 # The process
@@ -778,6 +856,43 @@ def test_serve_ends_in_order(tmp_path: Path, site: Site) -> None:
         api.start()
         assert api.batch([f"{site.url}/hold"], session_id="held").status == 200
         assert api.end(signal.SIGINT) == 130
+
+
+def test_an_end_answers_what_waits_in_the_other_dialect(tmp_path: Path, site: Site) -> None:
+    """A scrape and a map that wait when the server ends are told to come again."""
+    asked = {
+        "/v2/scrape": {"url": f"{site.url}/hold/1"},
+        "/v2/map": {"url": f"{site.url}/hold/2", "sitemap": "skip"},
+    }
+    with ApiServer(tmp_path) as api, ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(api.ask, "POST", path, body) for path, body in asked.items()]
+        wait_for(lambda: {"/hold/1", "/hold/2"} <= set(site.hits()), 60, "both requests")
+        api.end()
+        scraped, mapped = (each.result() for each in waiting)
+        said = api.log()
+
+    assert (scraped.status, scraped.body["details"]["state"]) == (408, "processing_continues")
+    assert (mapped.status, mapped.body["success"]) == (503, False)
+    assert "Traceback" not in said
+
+
+def test_a_map_whose_process_dies_leaves_no_files(tmp_path: Path, site: Site) -> None:
+    """A page may kill the process that lists URLs: its answer says so, and its folder goes."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    body = {"url": f"{site.url}/hold", "sitemap": "skip"}
+    with ApiServer(tmp_path, TMPDIR=str(folder)) as api, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(api.ask, "POST", "/v2/map", body)
+        wait_for(lambda: "/hold" in site.hits(), 60, "the request of the map")
+        assert list(folder.iterdir())
+        children = psutil.Process(api.process.pid).children()
+        [child] = [each for each in children if "crawler.site_map" in each.cmdline()]
+        child.kill()
+        mapped = waiting.result()
+        left = list(folder.iterdir())
+
+    assert mapped.status == 503
+    assert left == []
 
 
 def test_up_serves_the_api_and_restarts_it(folder: Folder) -> None:
@@ -818,11 +933,13 @@ def test_serve_says_why_it_cannot_start(folder: Folder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         busy = folder.crawler("serve", "--port", port)
+    nowhere = folder.crawler("serve", "--host", "nowhere.invalid", "--port", "0")
     is_open = folder.crawler("serve", "--host", "0.0.0.0", "--port", "0")
     unread = folder.crawler("serve", "--port", "0", CRAWLER_API_TOKEN_FILE="missing.txt")
 
     assert (busy.returncode, len(busy.stderr.splitlines())) == (3, 1)
-    assert port in busy.stderr
+    assert f"--port {port}: it cannot be listened there (Address already in use); " in busy.stderr
+    assert (nowhere.returncode, "--port 0 takes" in nowhere.stderr) == (3, False)
     assert is_open.returncode == 2
     assert "CRAWLER_API_TOKEN" in is_open.stderr
     assert (unread.returncode, len(unread.stderr.splitlines())) == (2, 1)

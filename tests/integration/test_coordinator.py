@@ -175,6 +175,9 @@ def test_headers_are_sent_and_stored_nowhere_else(here: Folder, pages: Pages) ->
     [
         ("http://a.example/", {}, "urls: Expected `array`"),
         ([1], {}, "urls: Expected `str`"),
+        (None, {}, "urls: Expected `array`"),
+        (3, {}, "urls: Expected `array`"),
+        (["http://a.example/"], [], "options: Expected `object`"),
         (["http://a.example/"], {"speed": 1}, "unknown field `speed`"),
         (["http://a.example/"], {"rate": "fast"}, "options: rate"),
         (["http://a.example/"], {"formats": ["pdf"]}, "Invalid enum value 'pdf'"),
@@ -396,8 +399,7 @@ def test_two_programs_share_a_session(here: Folder, site: Site) -> None:
 
     assert shown(found["results"]) == [(url, "success") for url in asked]
     runs.wait(60)
-    twice = sum(site.hits().values()) - len(asked)
-    assert twice <= 16, "more than was in flight"
+    assert sum(site.hits().values()) <= here.attempts(), "more than was in flight"
 
 
 def test_nothing_is_imported_that_is_not_needed(here: Folder, site: Site) -> None:
@@ -461,7 +463,7 @@ def test_workers_fetch_what_is_distributed(
     assert len({each["task_id"] for each in results}) == len(asked)
     assert coordinator.statistics
     assert coordinator.statistics.workers_used == 2
-    assert sum(site.hits().values()) - len(asked) <= 8, "more than was in flight"
+    assert sum(site.hits().values()) <= here.attempts(), "more than was in flight"
 
 
 def test_four_workers_take_less_than_half_the_time_of_one(

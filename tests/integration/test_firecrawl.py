@@ -1,4 +1,10 @@
-"""Firecrawl's official clients work against this server after a change of their base URL."""
+"""Firecrawl's official clients work against this server after a change of their base URL.
+
+They are imported by the tests that use them: it takes seconds, and each process that runs tests
+collects this module.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -7,21 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import websockets
-from firecrawl import AsyncFirecrawl, Firecrawl
-from firecrawl.v2.types import ScrapeOptions
-from firecrawl.v2.utils.error_handler import (
-    BadRequestError,
-    DNSResolutionError,
-    FirecrawlError,
-    WebsiteNotSupportedError,
-)
-from firecrawl.v2.watcher_async import AsyncWatcher
-from langchain_firecrawl import FirecrawlLoader
 
 from crawler.api.backend import MAX_DIRECT
 from crawler.api.firecrawl_jobs import PAGE_DOCUMENTS
@@ -32,6 +28,9 @@ from crawler.scraping.scope import OUT, Scope
 from tests.support.dialect_server import Server
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.stack import Folder, wait_for
+
+if TYPE_CHECKING:
+    from firecrawl import Firecrawl
 
 HAS_FORMATS = find_spec("crawler.page_formats") is not None
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_RATE": "none"}
@@ -56,6 +55,8 @@ def server(data: Path) -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> Firecrawl:
     """The official client, with another base URL."""
+    from firecrawl import Firecrawl
+
     return Firecrawl(api_key="any", api_url=server.url)
 
 
@@ -166,6 +167,12 @@ def test_an_error_page_is_a_document_with_its_status(client: Firecrawl, web: Pag
 
 def test_failures_have_their_own_errors(client: Firecrawl, web: Pages) -> None:
     """A page that cannot be had at all is an error that says why."""
+    from firecrawl.v2.utils.error_handler import (
+        BadRequestError,
+        DNSResolutionError,
+        WebsiteNotSupportedError,
+    )
+
     with pytest.raises(WebsiteNotSupportedError, match=r"robots\.txt"):
         client.scrape(f"{web.url}/secret")
     with pytest.raises(DNSResolutionError, match=r"nowhere\.invalid"):
@@ -271,6 +278,8 @@ def test_a_request_that_comes_again_is_one_job(server: Server, web: Pages) -> No
 
 def test_urls_are_appended_to_a_job(client: Firecrawl, web: Pages) -> None:
     """They become a part of it, also after it has ended."""
+    from firecrawl.v2.utils.error_handler import FirecrawlError
+
     first = client.batch_scrape([f"{web.url}/blog/1"], poll_interval=PAUSE_S)
     assert first.total == 1
     job = client.start_batch_scrape([f"{web.url}/blog/1"])
@@ -381,6 +390,8 @@ def test_workers_fetch_the_pages_if_there_are_any(
     folder: Folder, redis_url: str, web: Pages
 ) -> None:
     """Batches and crawls go through the queues of a stack, and need no process of their own."""
+    from firecrawl import Firecrawl
+
     settings = LOOPBACK | {"REDIS_URL": redis_url}
     folder.env |= settings
     folder.worker(1)
@@ -455,6 +466,10 @@ def test_the_asynchronous_client(server: Server, web: Pages) -> None:
 
 async def use_asynchronous_client(server: Server, web: Pages) -> None:
     """Ask for everything once."""
+    from firecrawl import AsyncFirecrawl
+    from firecrawl.v2.types import ScrapeOptions
+    from firecrawl.v2.watcher_async import AsyncWatcher
+
     client = AsyncFirecrawl(api_key="any", api_url=server.url)
     options = ScrapeOptions(formats=["markdown"], skip_tls_verification=True)
     urls = [f"{web.url}/blog/1", f"{web.url}/about"]
@@ -479,6 +494,7 @@ async def use_asynchronous_client(server: Server, web: Pages) -> None:
 
 def test_the_loader_of_langchain(server: Server, web: Pages) -> None:
     """Its modes scrape, crawl and map give documents."""
+    from langchain_firecrawl import FirecrawlLoader
 
     def load(mode: Any, **params: Any) -> list[Any]:
         loader = FirecrawlLoader(

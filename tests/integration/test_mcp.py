@@ -1,4 +1,10 @@
-"""MCP: the package's own client uses every tool over both transports, and nothing stays behind."""
+"""MCP: the package's own client uses every tool over both transports, and nothing stays behind.
+
+That package is imported where it is used: it takes seconds, and each process that runs tests
+collects this module.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -11,15 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-import mcp_types
 import psutil
 import pytest
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import streamable_http_client
 
 from crawler.api.backend import MAX_DIRECT, LedgerBackend
 from crawler.api.mcp_schemas import (
@@ -36,6 +38,10 @@ from crawler.errors import UsageError
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import Site
 from tests.support.stack import PATIENCE_S, Folder, left_behind, wait_for
+from tests.support.terminal import Terminal
+
+if TYPE_CHECKING:
+    from mcp import Client, StdioServerParameters
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_LOG_LEVEL": "warning"}
@@ -81,6 +87,8 @@ def served(desk: Folder) -> Iterator[Callable[..., str]]:
 
 def stdio(desk: Folder) -> StdioServerParameters:
     """How a client starts the server."""
+    from mcp import StdioServerParameters
+
     args = ["-m", "crawler", "mcp"]
     return StdioServerParameters(command=sys.executable, args=args, env=desk.env, cwd=desk.path)
 
@@ -88,6 +96,10 @@ def stdio(desk: Folder) -> StdioServerParameters:
 @asynccontextmanager
 async def connected(target: StdioServerParameters | str, token: str = "") -> AsyncIterator[Client]:
     """The package's client, over stdio or HTTP."""
+    from mcp import Client
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
     if isinstance(target, str):
         head = {"Authorization": f"Bearer {token}"} if token else {}
         async with (
@@ -103,6 +115,8 @@ async def connected(target: StdioServerParameters | str, token: str = "") -> Asy
 
 async def use(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     """Call a tool; its text and its structured answer must say the same."""
+    import mcp_types
+
     found = await client.call_tool(tool, arguments)
     assert isinstance(found, mcp_types.CallToolResult)
     [content] = found.content
@@ -115,6 +129,8 @@ async def use(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 
 async def refused(client: Client, tool: str, **arguments: Any) -> str:
     """Call a tool that does not like its arguments; returns what it says."""
+    import mcp_types
+
     found = await client.call_tool(tool, arguments)
     assert isinstance(found, mcp_types.CallToolResult)
     assert found.is_error
@@ -252,6 +268,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 def test_bad_arguments_are_clear_errors(desk: Folder) -> None:
     """Each of them names the argument and what is wrong; none ends the server or tells a secret."""
+    from mcp import MCPError
+
     desk.make_store()
 
     async def session() -> None:
@@ -620,6 +638,17 @@ def _runs(process: psutil.Process) -> bool:
 
 
 # Without the extra
+
+
+def test_in_a_terminal_it_says_what_it_waits_for(desk: Folder) -> None:
+    """Who types the command is told that it waits for a client."""
+    terminal = Terminal(desk, "crawler", "mcp")
+    try:
+        wait_for(lambda: "waiting for an MCP client" in terminal.text, 30, "the line")
+    finally:
+        terminal.process.kill()
+        terminal.process.wait(10)
+        terminal.close()
 
 
 def test_a_missing_extra_is_named(desk: Folder, served: Callable[..., str]) -> None:

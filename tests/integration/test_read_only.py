@@ -204,3 +204,45 @@ def test_a_ledger_that_changes_under_a_reader_without_locks_is_told(store: Folde
     _, said = reader.communicate("\n")
     assert reader.returncode == 1
     assert "was changed while it was read; type the command again" in said
+
+
+def test_a_store_is_read_while_writers_come_and_go(store: Folder) -> None:
+    """Each writer that opens a store nobody has open makes its log, and removes it again: a reader
+    that may not write finds its way at any moment of that."""
+    # Given a program that opens and closes the store until it is told to end
+    write = """if 1:
+        import pathlib, select, sys
+        from crawler.db.connection import connect
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            db = connect(pathlib.Path("data/lpm.db"))
+            db.execute("UPDATE jobs SET name = name")
+            db.close()
+            print(1, flush=True)"""
+    read = """if 1:
+        import contextlib, pathlib, sys
+        from crawler.db.connection import open_to_read
+        from crawler.errors import StoreError
+        for _ in range(int(sys.argv[1])):
+            db = open_to_read(pathlib.Path("data/lpm.db"))
+            assert db.value("SELECT count(*) FROM jobs") > 0
+            with contextlib.suppress(StoreError):  # it was changed while it was read
+                db.close()"""
+    with subprocess.Popen(
+        [sys.executable, "-c", write],
+        cwd=store.path, env=store.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as writer:  # fmt: skip
+        assert writer.stdin
+        assert writer.stdout
+        writer.stdout.readline()
+
+        # When it is read all the while without the right to write
+        said = subprocess.run(
+            [*only_reading(store.data), sys.executable, "-c", read, "1500"],
+            cwd=store.path, env=store.env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        writer.stdin.close()
+        writes = len(writer.stdout.readlines())
+
+    # Then every reading succeeds
+    assert said.returncode == 0, said.stderr
+    assert writes > 10

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.stack import PATIENCE_S, Folder, wait_for, warm
+from tests.support.stack import PATIENCE_S, Folder, wait_for, warm_for_servers
 
 LOOPBACK = {"CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
 """What a server needs to fetch from the sites of tests."""
@@ -69,8 +69,10 @@ class ApiServer:
         self._starts += 1
         argv, env = ["serve", "--port", self._port, *self._argv], self.folder.env
         with self._log.open("w") as out:
-            if warm().suits(env):
-                self._process = warm().start("crawler", argv, self.folder.path, env, out.fileno())
+            if warm_for_servers().suits(env):
+                self._process = warm_for_servers().start(
+                    "crawler", argv, self.folder.path, env, out.fileno()
+                )
             else:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "crawler", *argv], cwd=self.folder.path, env=env,

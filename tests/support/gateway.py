@@ -20,7 +20,7 @@ import msgspec
 
 from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.intake import task
-from tests.support.stack import PATIENCE_S, wait_for, warm
+from tests.support.stack import PATIENCE_S, wait_for, warm_for_servers
 
 TOKEN = "open-sesame-7"
 
@@ -90,8 +90,10 @@ class Gateway:
         env = clean | {"GATEWAY_TOKEN": self.token} | self._env
         argv = ["gateway", "serve", *self._argv]
         with self.log.open("ab") as out:
-            if warm().suits(env):
-                self._process = warm().start("crawler", argv, Path.cwd(), env, out.fileno())
+            if warm_for_servers().suits(env):
+                self._process = warm_for_servers().start(
+                    "crawler", argv, Path.cwd(), env, out.fileno()
+                )
             else:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "crawler", *argv],

@@ -452,6 +452,11 @@ def foreign(charset: str, meta: str = "") -> bytes:
     return document("Имот", content, meta).encode(charset, errors="xmlcharrefreplace")
 
 
+SUSPECT_DEPTH = 20_000
+"""Of a /nested page that is parsed in steps. A deeper one costs so much CPU time that a page's
+budget may end before a failpoint in the parser does."""
+
+
 @serves("/nested/<n>", "A page of n nested divs with a word in the innermost")
 async def nested(call: Call) -> bytes:
     n = int(call.argument)

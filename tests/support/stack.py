@@ -37,6 +37,12 @@ def warm() -> Warm:
     return Warm()
 
 
+@cache
+def warm_for_servers() -> Warm:
+    """The interpreter of this process's servers."""
+    return Warm(serves=True)
+
+
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str, pause_s: float = 0.02) -> Any:
     """Wait until the condition gives something true, and give that; a limit that is reached is a
     failure."""
@@ -72,6 +78,12 @@ class Folder:
     def lpm(self) -> LocalPersistenceManager:
         """A door to the store."""
         return LocalPersistenceManager(self.data)
+
+    def attempts(self) -> int:
+        """How many fetches of all tasks have begun, by the ledger: those that a death or a stop
+        has cut off, too."""
+        with contextlib.closing(self.lpm()) as lpm:
+            return int(lpm.store.db.value("SELECT sum(attempts) FROM tasks"))
 
     def make_store(self) -> None:
         """A store without a task."""

@@ -41,6 +41,13 @@ LIBRARIES = (
     "tempfile", "urllib.request", "uuid", "uvloop", "w3lib.encoding", "w3lib.html", "yaml",
     "zoneinfo",
 )  # fmt: skip
+SERVER_LIBRARIES = (
+    "fastapi.openapi.utils", "fastapi.security", "mcp.server.streamable_http_manager",
+    "pydantic.v1", "python_multipart", "uvicorn.protocols.http.h11_impl",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+)  # fmt: skip
+"""What servers load besides. Other commands would take longer with them: each fork takes apart all
+that is loaded when it ends."""
 START_UP = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
 """Variables that Python and libc read only when a process starts begin with these."""
 MAX_REQUEST_BYTES = 1 << 20
@@ -91,13 +98,14 @@ class Fork(subprocess.Popen[str]):
 class Warm:
     """The client of one such interpreter, which ends with the process that has started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, serves: bool = False) -> None:
+        """`serves` loads what servers need."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
         self._env = dict(os.environ)
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), str(int(serves))],
             cwd=Path(__file__).parents[2],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -249,7 +257,8 @@ def _become(cwd: str, env: dict[str, str], fds: list[int]) -> None:
 
 
 def _main() -> None:
-    for library in LIBRARIES:
+    serves = int(sys.argv[2])
+    for library in LIBRARIES + SERVER_LIBRARIES * serves:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from crawler.api import site_crawls
+from crawler.api import site_crawls, webhooks
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
 from crawler.db.batches import Batch, key_of, session_of
 from crawler.db.owners import Owner
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import JobOptions, TaskStatus
+from crawler.models import Job, JobOptions, TaskStatus
 from crawler.page_formats import PageFormats
 from crawler.waits import WaitFinder
 from tests.support.patient import ledger, look, of, pages_of, wipe, wrong
@@ -211,6 +211,24 @@ def test_rows_that_are_no_url_have_a_place_and_a_reason(
     [(job,)] = ledger(settings.data_dir, "SELECT name FROM jobs")
     receipt = lpm.receipt(lpm.jobs.named(str(job)))
     assert (receipt.rows, receipt.known, receipt.rejected, receipt.problems) == (5, 1, 2, [])
+
+
+def test_a_webhook_is_delivered_by_one_at_a_time(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """Each delivery begins the lease anew: however long all of them take, nobody else begins."""
+
+    def note(lpm: LocalPersistenceManager, job: Job) -> None:
+        webhooks.keep(lpm, job, "http://a.example/", "", webhooks.EVENTS)
+
+    job, _ = submit(settings, "told", URLS, BatchOptions(), direct=True, note=note)
+    [claimed] = lpm.webhooks.claim(100.0, 60.0, 8)
+    lpm.webhooks.delivered(job.id, 10, 150.0 + 60.0)
+
+    assert (claimed.job_id, claimed.cursor) == (job.id, 0)
+    assert lpm.webhooks.claim(170.0, 60.0, 8) == []
+    [again] = lpm.webhooks.claim(211.0, 60.0, 8)
+    assert again.cursor == 10
 
 
 @pytest.mark.parametrize("client", ["", "a", "a:b", "12:", "ünder"])

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import crawler
 from crawler.batches import BatchOptions
 from crawler.coordinator import CrawlCoordinator
 from crawler.errors import UsageError
+from crawler.lpm import LocalPersistenceManager
 
 PAGE = (Path(__file__).parents[2] / "docs" / "LIBRARY.md").read_text()
 
@@ -47,6 +49,39 @@ def test_what_is_not_public_is_an_error() -> None:
     """A wrong name fails as with any module."""
     with pytest.raises(AttributeError, match="has no attribute 'Coordinator'"):
         crawler.Coordinator  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: crawler.scrape(3), "url: Expected `str`"),  # type: ignore[arg-type]
+        (lambda: crawler.Store(3), "path: Expected a path"),  # type: ignore[arg-type]
+        (lambda: CrawlCoordinator(data_dir=3), "data_dir: Expected a path"),  # type: ignore[arg-type]
+        (lambda: CrawlCoordinator(distributed="no"), "distributed: Expected `bool`"),  # type: ignore[arg-type]
+        (
+            lambda: CrawlCoordinator().crawl_many_sync([], None, 3),  # type: ignore[arg-type]
+            "on_progress: Expected a function",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(call: Callable[[], object], says: str) -> None:
+    """Each is refused as every error of the package, before anything is stored."""
+    with pytest.raises(UsageError) as caught:
+        call()
+
+    assert str(caught.value).startswith(says)
+
+
+def test_a_store_refuses_what_is_no_name(tmp_path: Path) -> None:
+    """A task, URL or job that is no text is named, too."""
+    with LocalPersistenceManager(tmp_path) as lpm:
+        lpm.open()
+    with crawler.Store(tmp_path) as store:
+        for read in (store.result, store.page, store.timeline):
+            with pytest.raises(UsageError, match="task_or_url: Expected `str`"):
+                read(3)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="job: Expected `str"):
+            list(store.results(3))  # type: ignore[arg-type]
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:

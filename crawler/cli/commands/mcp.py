@@ -1,5 +1,7 @@
 """`mcp`: serve the tools of the crawler to a program that speaks MCP."""
 
+import sys
+
 import click
 
 from crawler import config, logs
@@ -22,4 +24,6 @@ def mcp() -> None:
 
     settings = config.load()
     logs.setup(settings.log_level)
+    if sys.stdin.isatty():  # whoever types the command would see nothing, and wait
+        click.echo("waiting for an MCP client on stdin; Ctrl-C ends this", err=True)
     serve_stdio(settings)
