@@ -14,7 +14,8 @@ from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.wire import media_type
 from crawler.judge import Verdict
 from crawler.judge.rules import judge
-from crawler.models import Page, Role, SeenListing
+from crawler.judge.sight import glance
+from crawler.models import RENDERED, Page, Role, SeenListing
 from crawler.scraping.file_links import FoundFiles, find_files
 from crawler.scraping.follow import Finder, Followed, LinkFinder
 from crawler.sites import Site, listing, scrapers, selectors, structured, validation
@@ -76,6 +77,22 @@ def examine(
     return read
 
 
+def shows_more(page: Page, response: Page, site: Site, budget: Budget) -> bool:
+    """Whether a rendered page shows more than the response that it came from."""
+    before, after = (_seen(each, site, budget) for each in (response, page))
+    return any(more > less for less, more in zip(before, after, strict=True))
+
+
+def _seen(page: Page, site: Site, budget: Budget) -> tuple[int, ...]:
+    """How much there is to see on a page: characters of text, those of links, cells and links."""
+    encoding = site.encoding
+    if page.header(RENDERED):
+        encoding = None
+    html = charset.utf8(page.body, page.header("content-type"), budget, encoding)
+    sight = glance(parse(html, budget), budget)
+    return sight.own, sight.linked, sight.cells, sight.links
+
+
 def _examined(page: Page, site: Site, budget: Budget, finder: Finder | None) -> ParsedPage:
     declared = page.header("content-type")
     if not page.body:
@@ -83,7 +100,10 @@ def _examined(page: Page, site: Site, budget: Budget, finder: Finder | None) -> 
     try:
         if not is_html(declared, page.body):
             return _parsed_text(page, declared, site, budget, finder)
-        html = charset.utf8(page.body, declared, budget, site.encoding)
+        encoding = site.encoding
+        if page.header(RENDERED):
+            encoding = None
+        html = charset.utf8(page.body, declared, budget, encoding)
         if not html:
             return _unread(page)
         return _parsed_html(page, html, site, budget, finder)

@@ -19,7 +19,7 @@ import msgspec
 
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
-from crawler.models import RateRule
+from crawler.models import Fetcher, RateRule
 from crawler.sites import crawlfile, fieldfile, scrapers, secret_files, sitefile, yamlfile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.fieldfile import Field
@@ -128,6 +128,11 @@ class Sites:
         if platform and found is self._default and (named := self.named(platform)):
             return msgspec.structs.replace(named, headers=self.default.headers)
         return found.site
+
+    @property
+    def fetchers(self) -> set[Fetcher]:
+        """What fetches the pages of all sites."""
+        return {each.site.fetcher for each in (self._default, *self._named.values())}
 
     def named(self, name: str) -> Site | None:
         """Return the site whose file has that name."""
