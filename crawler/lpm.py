@@ -5,9 +5,10 @@ them, `lpm.imports` stores rows, `lpm.crawls` has what crawls found, `lpm.site_j
 of sites by name, `lpm.batches` has the URLs of programs, `lpm.webhooks` has who is told of them,
 `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what
 was collected, `lpm.versions` has earlier records, `lpm.listings` has what became of each thing that
-a site's key identifies, `lpm.browser_pages` has which pages need a browser, `lpm.listing_pairs` has those of different sites that may be the same
-thing, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, `lpm.timeline` has
-the events of each task, and `lpm.retention` removes old jobs.
+a site's key identifies, `lpm.listing_pairs` has those of different sites that may be the same
+thing, `lpm.browser_pages` has which pages need a browser, `lpm.files` is pending/, `lpm.outbox` and
+`lpm.gateway` are for a Gateway, `lpm.timeline` has the events of each task, and `lpm.retention`
+removes old jobs.
 """
 
 import contextlib

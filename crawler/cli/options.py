@@ -158,7 +158,7 @@ robots_option = click.option(
 fetcher_option = click.option(
     "--fetcher",
     type=click.Choice(get_args(Fetcher)),
-    help="What fetches pages (default: what the files of the sites say; else http).",
+    help="What fetches pages (default: what the site's file says).",
 )
 _SESSION_OPTIONS = (
     click.option(

@@ -49,7 +49,13 @@ from crawler.models import (
 )
 from crawler.resilience import retry_after, retry_delay
 from crawler.scraping import file_fetch, form_fetch, scope
-from crawler.scraping.examine import ParsedPage, examine, is_html, parser_of, shows_more
+from crawler.scraping.examine import (
+    ParsedPage,
+    examine,
+    is_html,
+    parser_of,
+    shows_more,
+)
 from crawler.scraping.file_links import file_hosts
 from crawler.scraping.follow import LinkFilter, LinkFinder
 from crawler.scraping.redaction import Redactor, hide_in_links, hide_in_parsed
@@ -180,7 +186,8 @@ class PageFetch:
         if self.door:
             page = form_fetch.without_cookie_values(page)
         if redactor := self.redactor:
-            page = await plain.budget.work(redactor.page, page, site.encoding, plain.budget)
+            encoding = site.encoding_of(page)
+            page = await plain.budget.work(redactor.page, page, encoding, plain.budget)
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
 
     async def _fetch_plain(self, request: Request, hook: RequestHook) -> Page:
@@ -427,7 +434,10 @@ class Attempt:
             await self._read_file()
             return
         if self._needs == BROWSER and not self._has_browser:
-            self._note(status=TaskStatus.PENDING, needs=BROWSER, charge=False)
+            message = "it needs a browser, and this process has none"
+            self._note(
+                status=TaskStatus.PENDING, needs=BROWSER, error_message=message, charge=False
+            )
             return
         if self._site.scraper:
             await self._load_scraper(self._site.scraper)

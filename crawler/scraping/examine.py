@@ -15,7 +15,7 @@ from crawler.fetch.wire import media_type
 from crawler.judge import Verdict
 from crawler.judge.rules import judge
 from crawler.judge.sight import glance
-from crawler.models import RENDERED, Page, Role, SeenListing
+from crawler.models import Page, Role, SeenListing
 from crawler.scraping.file_links import FoundFiles, find_files
 from crawler.scraping.follow import Finder, Followed, LinkFinder
 from crawler.sites import Site, listing, scrapers, selectors, structured, validation
@@ -85,10 +85,8 @@ def shows_more(page: Page, response: Page, site: Site, budget: Budget) -> bool:
 
 def _seen(page: Page, site: Site, budget: Budget) -> tuple[int, ...]:
     """How much there is to see on a page: characters of text, those of links, cells and links."""
-    encoding = site.encoding
-    if page.header(RENDERED):
-        encoding = None
-    html = charset.utf8(page.body, page.header("content-type"), budget, encoding)
+    declared = page.header("content-type")
+    html = charset.utf8(page.body, declared, budget, site.encoding_of(page))
     sight = glance(parse(html, budget), budget)
     return sight.own, sight.linked, sight.cells, sight.links
 
@@ -100,10 +98,7 @@ def _examined(page: Page, site: Site, budget: Budget, finder: Finder | None) -> 
     try:
         if not is_html(declared, page.body):
             return _parsed_text(page, declared, site, budget, finder)
-        encoding = site.encoding
-        if page.header(RENDERED):
-            encoding = None
-        html = charset.utf8(page.body, declared, budget, encoding)
+        html = charset.utf8(page.body, declared, budget, site.encoding_of(page))
         if not html:
             return _unread(page)
         return _parsed_html(page, html, site, budget, finder)
@@ -237,7 +232,7 @@ def _parsed_text(
     rules = site.kind_of(page.final_url) or site
     body = b""
     if is_text and (rules.fields or rules.structured or (finder and is_json)):
-        body = charset.utf8(page.body, declared, budget, site.encoding)
+        body = charset.utf8(page.body, declared, budget, site.encoding_of(page))
     if finder and is_json:
         unread = replace(unread, followed=finder.in_json(body, page))
     if scrapers.makes_record(site, finder and finder.role):
