@@ -143,13 +143,14 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
 def claimed(ledger: Any, room: int, each: int = 2) -> list[Any]:
     """A claim as a worker makes it: what is due is looked up, and some of each domain are
     leased."""
-    from crawler.db.dispatch import Place
+    from crawler.db.dispatch import Place, lines_of
     from crawler.models import QUEUES
 
     now = time.time()
     ledger.wake(now)
-    ledger.has_due(QUEUES)
-    due = islice(chain.from_iterable(map(ledger.due, QUEUES)), room)
+    lines = lines_of(QUEUES)
+    ledger.has_due(lines)
+    due = islice(chain.from_iterable(map(ledger.due, lines)), room)
     tasks, _ = ledger.claim(
         "benchmark", [Place(place, each, lambda job: True) for place in due], room, now
     )

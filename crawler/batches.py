@@ -19,7 +19,7 @@ from crawler.fetch import session as sessions
 from crawler.fetch.session import Session, check
 from crawler.files import session_path
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions, NewTask, TaskStatus
+from crawler.models import Fetcher, Job, JobOptions, NewTask, TaskStatus
 from crawler.page_formats import ERRORS, PageFormats, PageToConvert, check_formats
 
 MAX_URLS = 100_000
@@ -43,6 +43,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rate: _SHORT | None = None
     """Requests to each domain, such as `50/s` or `none`."""
     ignore_robots: bool = False
+    fetcher: Fetcher | None = None
+    """What fetches the pages, if it is not what the files of the sites say."""
     queue: Literal["urgent", "default"] = "default"
     priority: Annotated[int, Meta(ge=1, le=9)] = 5
 
@@ -95,7 +97,9 @@ def submit(
         checksum=checksum(given),
         direct=direct,
         queue=options.queue,
-        options=JobOptions(rate=options.rate, ignore_robots=options.ignore_robots),
+        options=JobOptions(
+            rate=options.rate, ignore_robots=options.ignore_robots, fetcher=options.fetcher
+        ),
         shown=shown(options),
     )
     tasks, rejected, found = _rows(given, options.priority)

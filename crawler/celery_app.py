@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 
 from crawler import config, urls
 from crawler.errors import ServiceError
-from crawler.models import QUEUES, Outcome, Task, TaskStatus
+from crawler.models import MESSAGE_QUEUES, Outcome, Task, TaskStatus
 from crawler.redis_client import RedisAddress, connect
 from crawler.stack import redis_address
 
@@ -77,7 +77,7 @@ app = App("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(
     # Each queue has its own exchange and routing key. With Celery's defaults, a message would go
     # to both queues.
-    task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
+    task_queues=[Queue(name, Exchange(name), routing_key=name) for name in MESSAGE_QUEUES],
     # Someone waits for what these return.
     task_routes={name: {"queue": "urgent"} for name in CALLS},
     task_default_queue="default",
@@ -171,9 +171,9 @@ class RedisBroker:
     def queued(self) -> list[Queued]:
         """All messages in the queues."""
         with self._pipeline() as pipe:
-            for name in QUEUES:
+            for name in MESSAGE_QUEUES:
                 pipe.lrange(name, 0, -1)
-            bodies_by_queue = zip(QUEUES, pipe.execute(), strict=True)
+            bodies_by_queue = zip(MESSAGE_QUEUES, pipe.execute(), strict=True)
         return [_queued(name, body) for name, bodies in bodies_by_queue for body in bodies]
 
     def withdraw(self, messages: Sequence[Queued]) -> None:

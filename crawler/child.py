@@ -32,13 +32,14 @@ from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
-from crawler.models import QUEUES
+from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES
 from crawler.process import raise_file_limit
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.scraping.jobs import ProgressMirror
 from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
+from crawler.worker.browser import NO_BROWSER, find_browser
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _pause_if_full(error: Exception) -> None:
 
 def consumed_queues() -> list[str]:
     """Return the queues of this worker, the more urgent first."""
-    return [name for name in QUEUES if name in app.amqp.queues.consume_from]
+    return [name for name in MESSAGE_QUEUES if name in app.amqp.queues.consume_from]
 
 
 def annotated_rate() -> str | None:
@@ -166,9 +167,14 @@ class WorkerChild:
         self.inbox = Inbox(settings, give_way)
         mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        permit = partial(fleet_permit, lpm.owners)
+        queues = consumed_queues()
         self.worker = Worker(
-            mine, watch=self.events, permit=permit, sites=_sites_at_start, queues=consumed_queues()
+            mine,
+            watch=self.events,
+            permit=partial(fleet_permit, lpm.owners),
+            sites=_sites_at_start,
+            queues=queues,
+            browser=find_browser(settings) if BROWSER in queues else None,
         )
         self.maintainer = Maintainer(
             lpm,
@@ -273,6 +279,8 @@ def _check_before_start(sender: Any, **_: Any) -> None:
             raise ServiceError(
                 "only the prefork pool can survive a page that hangs its parser; leave -P away"
             )
+        if BROWSER in consumed_queues() and find_browser(settings) is None:
+            raise ServiceError(f"{NO_BROWSER}; without it, a worker cannot take the queue browser")
         LocalPersistenceManager(settings.data_dir).close_after_check()
         _sites_at_start = sites.load(settings.config_dir, settings.rate or annotated_rate())
         try:
@@ -284,6 +292,13 @@ def _check_before_start(sender: Any, **_: Any) -> None:
         raise SystemExit(error.exit_code) from None
     # Celery searches for garbage before each fork: 0.2 s for each child, in what is there for good.
     gc.freeze()
+
+
+@signals.celeryd_init.connect
+def _choose_queues(options: dict[str, Any], **_: Any) -> None:
+    """Without -Q, leave the queue of browsers to workers that name it."""
+    if not options.get("queues"):
+        app.amqp.queues.select(list(QUEUES))
 
 
 @signals.celeryd_init.connect

@@ -78,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Free bytes on the disk below which fetching pauses."""
     pages: int = 256
     """Maximum number of pages in flight per worker process. It uses as many as it can handle."""
+    tabs: int = 4
+    """Maximum number of pages that the browser of a worker process renders at a time."""
     max_body: int = 10_000_000
     """Maximum size of a page in bytes, after decompression."""
     stall_s: float = 20.0
@@ -145,6 +147,7 @@ _MINIMUM = {
     "redis_rate_limiter_db": 0,
     "min_free": 0,
     "pages": 1,
+    "tabs": 1,
     "max_body": 1000,
     "stall_s": 1.0,
     "slice_s": 0.1,

@@ -154,12 +154,19 @@ def _is_file(descriptor: int, path: Path) -> bool:
 def work(settings: Settings, job_id: int) -> None:
     """Fetch the pages of a batch until none is open."""
     from crawler.worker import Worker, tune_garbage_collection
+    from crawler.worker.browser import find_browser
 
     tune_garbage_collection()
     with LocalPersistenceManager(settings.data_dir, settings.raw) as lpm:
         lpm.bury()
         queue = f"{DIRECT}{job_id}"
-        worker = Worker(settings, "direct", permit=shared_permit(settings), queues=(queue,))
+        worker = Worker(
+            settings,
+            "direct",
+            permit=shared_permit(settings),
+            queues=(queue,),
+            browser=find_browser(settings),
+        )
         worker.watch_stop(sys.stdin.fileno())  # it ends with the program
         try:
             _work(lpm, worker, lpm.jobs.get(job_id), queue)

@@ -14,9 +14,9 @@ import msgspec
 
 from crawler.db.record_versions import REPLAYED
 from crawler.db.store import HELD, THEIRS
-from crawler.logs import shortened
+from crawler.logs import counted, shortened
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import GET, NO_DEADLINE, Job, RateRule, SentRequest, Wait
+from crawler.models import BROWSER, GET, NO_DEADLINE, Job, RateRule, SentRequest, Wait
 from crawler.waits import WaitFinder
 
 _RESULT_STATES = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
@@ -145,7 +145,9 @@ def _waits(
     return [
         wait
         for wait in finder.find(job, lpm.counts.progress(job))
-        if wait.domain in ("", facts["domain"]) and wait.kind not in ("retry", "page")
+        if wait.domain in ("", facts["domain"])
+        and wait.kind not in ("retry", "page")
+        and (wait.kind != BROWSER or facts["needs"] == BROWSER)
     ]
 
 
@@ -203,6 +205,9 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
             steps.append(Step(claimed, "claimed", {"waited_s": waited_s}))
         if len(sent := detail.pop("sent", [])) > 1:
             detail["requests"] = len(sent)
+        if rendered := detail.get("rendered"):
+            requests = counted(rendered["requests"], "request")
+            detail["rendered"] = f"with {requests} more, {rendered['received']:,} bytes"
         if "limit" in detail:
             detail["limit"] = str(msgspec.convert(detail["limit"], RateRule))
         steps.append(Step(at, kind, detail))
@@ -320,6 +325,10 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     unrecorded: int
     """Attempts of killed workers. They may have sent a request that was not recorded."""
+    subrequests: int
+    """Requests of rendered pages for other things than themselves, to whatever domains."""
+    received: int
+    """Bytes that rendered pages took, with these."""
     began: float
     ended: float
     rate: float
@@ -333,12 +342,23 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     breaches: list[Breach]
 
 
+class Subrequests(msgspec.Struct, frozen=True):
+    """What rendered pages asked for besides themselves."""
+
+    requests: int = 0
+    received: int = 0
+
+
+NO_SUBREQUESTS = Subrequests()
+
+
 class _Detail(msgspec.Struct):
     """What an event says about requests."""
 
     sent: list[SentRequest] = []
     limit: RateRule = RateRule()
     began: bool = False
+    rendered: Subrequests = Subrequests()
 
 
 def audit(
@@ -350,6 +370,7 @@ def audit(
     """Return the audit of each domain, the one with the most requests first."""
     requests: defaultdict[str, list[RecordedRequest]] = defaultdict(list)
     unrecorded: Counter[str] = Counter()
+    more: defaultdict[str, Counter[str]] = defaultdict(Counter)
     rules: dict[
         RateRule, RateRule
     ] = {}  # equal rules are kept once: there may be a million requests
@@ -361,13 +382,28 @@ def audit(
                 requests[sent.domain].append(
                     RecordedRequest(sent.began, sent.began + sent.seconds, rule)
                 )
+        if noted.rendered.received:
+            more[home] += Counter(msgspec.structs.asdict(noted.rendered))
         if kind in _LOST_EVENTS and noted.began and domain in (None, home):
             unrecorded[home] += 1
-    audits = [examine(name, found, unrecorded[name]) for name, found in requests.items()]
+    audits = [
+        examine(
+            name,
+            found,
+            unrecorded[name],
+            Subrequests(more[name]["requests"], more[name]["received"]),
+        )
+        for name, found in requests.items()
+    ]
     return sorted(audits, key=lambda each: -each.requests)
 
 
-def examine(domain: str, requests: Iterable[RecordedRequest], unrecorded: int = 0) -> Audit:
+def examine(
+    domain: str,
+    requests: Iterable[RecordedRequest],
+    unrecorded: int = 0,
+    more: Subrequests = NO_SUBREQUESTS,
+) -> Audit:
     """Count a domain's requests in every window, and those in flight at each moment."""
     asked = sorted(requests, key=lambda request: request.began)
     window_s = max(request.rule.window_s for request in asked)
@@ -378,6 +414,8 @@ def examine(domain: str, requests: Iterable[RecordedRequest], unrecorded: int = 
         domain=domain,
         requests=len(asked),
         unrecorded=unrecorded,
+        subrequests=more.requests,
+        received=more.received,
         began=began,
         ended=ended,
         rate=len(asked) / max(asked[-1].began - began, 1.0),

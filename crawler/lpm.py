@@ -6,8 +6,9 @@ of sites by name, `lpm.batches` has the URLs of programs, `lpm.webhooks` has who
 `lpm.jobs` has jobs and receipts, `lpm.counts` has numbers, `lpm.results` and `lpm.pages` have what
 was collected, `lpm.versions` has earlier records, `lpm.listings` has what became of each thing that
 a site's key identifies, `lpm.listing_pairs` has those of different sites that may be the same
-thing, `lpm.files` is pending/, `lpm.outbox` and `lpm.gateway` are for a Gateway, `lpm.timeline` has
-the events of each task, and `lpm.retention` removes old jobs.
+thing, `lpm.browser_pages` has which pages need a browser, `lpm.files` is pending/, `lpm.outbox` and
+`lpm.gateway` are for a Gateway, `lpm.timeline` has the events of each task, and `lpm.retention`
+removes old jobs.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ import msgspec
 from crawler.config import argument, failpoint, program
 from crawler.db import (
     batches,
+    browser_pages,
     guard,
     links,
     listings,
@@ -39,7 +41,7 @@ from crawler.db import (
 )
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
-from crawler.db.dispatch import Dispatch, Place
+from crawler.db.dispatch import Dispatch, Place, lines_of
 from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.imports import Imports
 from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
@@ -106,6 +108,7 @@ class LocalPersistenceManager(Layout):
         self.timeline = timeline.Timeline(self.store)
         self.retention = Retention(self.store, self.folder / "sessions")
         self.listings = ListingViews(self.store)
+        self.browser_pages = browser_pages.BrowserPages(self.store)
 
     def __enter__(self) -> Self:
         return self
@@ -191,8 +194,8 @@ class LocalPersistenceManager(Layout):
         self.tasks.wake(now)
         places = (
             Place(due, limit, lambda job: True)
-            for queue in queues
-            for due in self.dispatch.due(queue)
+            for line in lines_of(queues)
+            for due in self.dispatch.due(line)
         )
         return self.dispatch.claim(owner, places, limit, now)[0]
 
@@ -511,6 +514,7 @@ def _store_outcome(
     if outcome.links or outcome.files or outcome.left_out:
         inserts.insert(outcome)
     listings.note(db, outcome, now)
+    browser_pages.note(db, outcome, now)
     return detail
 
 
@@ -647,6 +651,8 @@ def _crawl_again(jobs: Jobs, job: Job) -> str:
         words.append("--subdomains")
     if job.options.rate:
         words += ["--rate", job.options.rate]
+    if job.options.fetcher:
+        words += ["--fetcher", job.options.fetcher]
     if job.options.ignore_robots:
         words.append("--ignore-robots")
     return f"{program()} {shlex.join(map(str, words))}"

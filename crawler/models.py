@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -15,7 +15,13 @@ UNCHANGED = "unchanged"
 """The verdict on a page that has not changed since last time, by its server's word."""
 
 QUEUES = ("urgent", "default")
-"""The queues, the more urgent one first."""
+"""The queues of tasks, the more urgent one first."""
+
+HTTP, BROWSER = "http", "browser"
+"""What a task may need to be fetched."""
+NEEDS = (HTTP, BROWSER)
+MESSAGE_QUEUES = (*QUEUES, BROWSER)
+"""The queues of messages. That of browsers has those of all tasks that need one."""
 
 
 class TaskStatus(StrEnum):
@@ -97,6 +103,13 @@ class RateRule(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts) or "no limit"
 
 
+class Line(NamedTuple):
+    """Where workers take tasks from: a queue, and what its tasks need."""
+
+    queue: str
+    needs: str = HTTP
+
+
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """A URL to import, with all that came with it."""
 
@@ -108,6 +121,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """Its number on its line: a JSON array may have all rows on one."""
     input: dict[str, Any] = {}
     external_id: str | None = None
+    needs: str = HTTP
 
 
 def encoded_input(given: dict[str, Any]) -> str | None:
@@ -197,6 +211,10 @@ class CrawlOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return any(host.partition(":")[0].removeprefix("www.") in names for host in self.hosts)
 
 
+Fetcher = Literal["http", "browser", "auto"]
+"""What fetches a page; `auto` is HTTP, and a browser for pages that need one."""
+
+
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job's pages are fetched, apart from its secrets."""
 
@@ -206,6 +224,31 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The column with the URLs, if it is not `url`."""
     crawl: CrawlOptions | None = None
     """For a job that follows links."""
+    fetcher: Fetcher | None = None
+    """If it is not what the files of the sites say."""
+
+    @property
+    def needs(self) -> str:
+        """What its pages need, as far as the job itself says."""
+        return BROWSER if self.fetcher == BROWSER else HTTP
+
+
+RENDERED = "crawler-rendered"
+"""A header of pages that a browser has rendered: whatever charset their server used, they are
+UTF-8."""
+
+
+class Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What else is known of a page that a browser has rendered."""
+
+    response: "Page"
+    """The response that it came from."""
+    requests: int
+    """Requests of the page for other things than itself."""
+    received: int
+    """Bytes over the wire, with those of the response."""
+    refused: tuple[str, ...] = ()
+    """Addresses that the page asked for and did not get, shortened."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +271,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The site that a Gateway's task names."""
     error_type: str | None = None
     """How its last attempt ended."""
+    needs: str = HTTP
     role: Role | None = None
     """Only for tasks of a crawl."""
     depth: int = 0
@@ -361,6 +405,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`pending` means: try again at `not_before`."""
     worker: str
     page: Page | None = None
+    rendering: Rendering | None = None
+    """If a browser has rendered the page."""
     record: bytes = b"{}"
     """The record as JSON, made within the page's budget."""
     parse_ms: float = 0.0
@@ -392,6 +438,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were made; without any, no attempt is counted."""
     rule: RateRule = RateRule()
     """The limits that these requests kept."""
+    fetcher: Fetcher = "http"
+    """What fetches the task's page, by its job or its site."""
+    needs: str | None = None
+    """What the task needs from now on, if it was claimed by a process that cannot fetch it."""
+    learned: bool | None = None
+    """Whether pages like this one need a browser, if that has turned out."""
     crawl: CrawlOptions | None = None
     """Of the crawl that the task belongs to."""
     links: tuple[Link, ...] = ()
@@ -483,8 +535,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that keeps tasks from going on."""
 
     kind: str
-    """disk, trouble, worker, stopped, redis, clock, damage, paused, circuit, retry_after, robots,
-    rate, retry, page."""
+    """disk, trouble, worker, browser, stopped, redis, clock, damage, paused, circuit, retry_after,
+    robots, rate, retry, page."""
     what: str
     until: float | None = None
     """When it ends, if known."""

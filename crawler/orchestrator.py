@@ -23,6 +23,7 @@ from crawler.db import guard, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import BROWSER
 from crawler.process import Child, ProcessMark, end_process, in_short
 from crawler.redis_server import (
     START_LIMIT_S,
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """In sum below ten seconds, the limit of a stop."""
-FLOWER_GRACE_S = BEAT_GRACE_S = API_GRACE_S = 1.0
+FLOWER_GRACE_S = BEAT_GRACE_S = API_GRACE_S = BROWSERS_GRACE_S = 1.0
 LOCK_LIMIT_S = 0.5
 """Commands that check whether a stack is up hold its lock for a moment."""
 WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 0.5, 5.0
@@ -73,6 +74,7 @@ class Orchestrator:
         beat: bool | None = None,
         join: bool = True,
         api: bool = False,
+        browsers: int = 0,
     ) -> None:
         """Settings come from the environment unless given.
 
@@ -80,7 +82,8 @@ class Orchestrator:
 
         `agent` holds the arguments of the agent for a Gateway; without any it is not started.
         `beat` says whether to run the schedules of `config/schedules.yaml`; None means, if there
-        are any. `api` says whether to serve the API on loopback.
+        are any. `api` says whether to serve the API on loopback. `browsers` is the number of
+        processes that render pages.
         """
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
@@ -89,6 +92,8 @@ class Orchestrator:
         self._agent_arguments = list(agent)
         self._redis = RedisServer(self._data, SILENT_FACTOR * settings.stall_s, time.monotonic)
         self._celery: Child | None = None
+        self._browsers_wanted = browsers
+        self._browsers: Child | None = None
         self._flower: Child | None = None
         self._agent: Child | None = None
         self._beat_wanted = beat
@@ -186,6 +191,8 @@ class Orchestrator:
                     log.warning("the stack that is up has no beat: schedules do not run")
                 return True
             self._start_worker()
+            if self._browsers_wanted:
+                self._start_browsers()
             if self._beat_wanted:
                 beat = self._start_beat()
                 beat.wait_until(
@@ -213,14 +220,24 @@ class Orchestrator:
         """Make sure that workers are ready."""
         if self._celery and self._celery.alive:
             return
-        arguments = f"worker -Q urgent,default -c {self._workers}".split()
-        arguments += ["-n", f"crawler-{secrets.token_hex(3)}@%h"]
-        arguments += ["--without-mingle", "--without-gossip"]
-        module = ["celery", "-A", "crawler", *arguments]
+        module = _worker_module("urgent,default", self._workers)
         self._celery = self._child("the worker", "worker.log", module)
         mark = self._celery.start()
         self._record.note(worker=mark)
-        self._celery.wait_until(
+        self._wait_until_ready(self._celery, mark)
+
+    def _start_browsers(self) -> None:
+        """Make sure that the worker is ready whose processes render pages."""
+        if self._browsers and self._browsers.alive:
+            return
+        module = _worker_module(BROWSER, self._browsers_wanted)
+        self._browsers = self._child("the browser worker", "browsers.log", module)
+        mark = self._browsers.start()
+        self._record.note(browsers=mark)
+        self._wait_until_ready(self._browsers, mark)
+
+    def _wait_until_ready(self, worker: Child, mark: ProcessMark) -> None:
+        worker.wait_until(
             lambda: mark.pid in owners.workers(self._owners),
             START_LIMIT_S,
             self._closing.is_set,
@@ -368,9 +385,12 @@ class Orchestrator:
                 self._beat.ask_to_end()  # it has ended when the worker has
             if self._api:
                 self._api.ask_to_end()  # it accepts no more batches
+            if self._browsers:
+                self._browsers.ask_to_end()  # it stops together with the other worker
             order = (
                 (self._flower, FLOWER_GRACE_S),
                 (self._celery, WORKER_GRACE_S),
+                (self._browsers, BROWSERS_GRACE_S),
                 (self._beat, BEAT_GRACE_S),
                 (self._api, API_GRACE_S),
                 (self._agent, AGENT_GRACE_S),
@@ -396,7 +416,7 @@ class Orchestrator:
         """Kill everything. Leases end with their processes."""
         self._closing.set()
         others = (self._agent, self._beat, self._api, self._flower)
-        for child in (*others, self._celery, self._redis.child):
+        for child in (*others, self._browsers, self._celery, self._redis.child):
             if child:
                 child.stop(0)
 
@@ -430,12 +450,16 @@ class Orchestrator:
             dead_celery, dead_flower = _is_dead(self._celery), _is_dead(self._flower)
             dead_agent = _is_dead(self._agent) and not self.drained
             dead_beat, dead_api = _is_dead(self._beat), _is_dead(self._api)
+            dead_browsers = _is_dead(self._browsers)
             if dead_redis:
                 log.warning("Redis has died and is started again; the ledger fills it")
                 self.start_redis()
             if dead_celery:
                 log.warning("the worker has died and is started again")
                 self._start_worker()
+            if dead_browsers:
+                log.warning("the browser worker has died and is started again")
+                self._start_browsers()
             if dead_beat:
                 log.warning("beat has died and is started again; a period that it missed runs then")
                 self._start_beat()
@@ -449,7 +473,8 @@ class Orchestrator:
             if dead_api:
                 log.warning("the API has died and is started again; it continues what it accepted")
                 self.start_api()
-            return any((dead_redis, dead_celery, dead_beat, dead_flower, dead_api, dead_agent))
+            dead = (dead_redis, dead_celery, dead_browsers, dead_beat)
+            return any((*dead, dead_flower, dead_api, dead_agent))
 
 
 class _Record:
@@ -484,6 +509,12 @@ def _wait_until(condition: Callable[[], bool], what: str) -> None:
                 f"until {what}; see: {program()} status"
             )
         time.sleep(0.1)
+
+
+def _worker_module(queues: str, processes: int) -> list[str]:
+    """Return the command of a worker on some queues of messages."""
+    arguments = f"worker -Q {queues} -c {processes} --without-mingle --without-gossip".split()
+    return ["celery", "-A", "crawler", *arguments, "-n", f"crawler-{secrets.token_hex(3)}@%h"]
 
 
 def _is_dead(child: Child | None) -> bool:
@@ -576,7 +607,12 @@ def has_schedules(settings: Settings) -> bool:
 
 
 def spawn_supervisor(
-    settings: Settings, workers: int | None, flower: bool, beat: bool, api: bool = False
+    settings: Settings,
+    workers: int | None,
+    flower: bool,
+    beat: bool,
+    api: bool = False,
+    browsers: int = 0,
 ) -> Stack:
     """Start a supervisor in the background, and wait until its stack is ready."""
     data = settings.data_dir.absolute()
@@ -593,10 +629,12 @@ def spawn_supervisor(
         argv.append("--beat")
     if api:
         argv.append("--api")
+    if browsers:
+        argv += ["--browsers", str(browsers)]
     environment = os.environ | {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
     child = Child("the supervisor", argv, data / "logs" / "supervisor.log", environment)
     mark = child.start()
-    services = 2 + beat + api
+    services = 2 + beat + api + bool(browsers)
     end = time.monotonic() + services * START_LIMIT_S
     while time.monotonic() < end:
         stack = read_stack(data)

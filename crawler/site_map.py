@@ -213,7 +213,7 @@ def answer(settings: Settings, asked: MapRequest) -> MapAnswer:
     plan = crawls.plan(
         sites.load(settings.config_dir, settings.rate),
         [asked.url],
-        JobOptions(ignore_robots=asked.ignore_robots),
+        JobOptions(ignore_robots=asked.ignore_robots, fetcher="http"),
         subdomains=asked.subdomains,
         depth=None,
         include=(),

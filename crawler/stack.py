@@ -22,6 +22,8 @@ class Stack(msgspec.Struct, frozen=True):
     redis: ProcessMark | None = None
     redis_url: str | None = None
     worker: ProcessMark | None = None
+    browsers: ProcessMark | None = None
+    """The worker whose processes render pages."""
     agent: ProcessMark | None = None
     """The process that works with a Gateway."""
     beat: ProcessMark | None = None
@@ -51,7 +53,8 @@ class Stack(msgspec.Struct, frozen=True):
     @property
     def services(self) -> tuple[ProcessMark, ...]:
         """The processes that the supervisor has started, in the order to end them."""
-        started = (self.agent, self.beat, self.api, self.flower, self.worker, self.redis)
+        helpers = (self.agent, self.beat, self.api, self.flower)
+        started = (*helpers, self.browsers, self.worker, self.redis)
         return tuple(mark for mark in started if mark)
 
 

@@ -19,7 +19,7 @@ from crawler.errors import ServiceError
 from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import QUEUES, Job, JobStatus, TaskCounts, Wait
+from crawler.models import BROWSER, QUEUES, Job, JobStatus, TaskCounts, Wait
 
 if TYPE_CHECKING:
     from crawler.resilience.permit import DomainStatus
@@ -69,6 +69,7 @@ class WaitFinder:
             return found + self._no_worker_waits(books)
         if unserved := self._unserved_queues(job, books, workers):
             return found + unserved
+        found += self._browser_waits(job, books, workers)
         found += self._clock_waits() + self._process_waits(workers)
         self._read_domains(workers)
         pages = self._pages_in_flight(job)
@@ -99,7 +100,7 @@ class WaitFinder:
         self, job: Job | None, books: TaskCounts, workers: Sequence[owners.OwnerState]
     ) -> list[Wait]:
         """Return that no worker takes tasks from the queues in which all tasks wait."""
-        served = {name for note in workers for name in note.about.get("queues", QUEUES)}
+        served = _served(workers)
         if served.issuperset(QUEUES) or books.processing:
             return []
         waiting = self._lpm.counts.pending_by_queue(job).keys()
@@ -108,6 +109,28 @@ class WaitFinder:
         what = f"no worker takes tasks from the queue {', '.join(sorted(waiting))}"
         command = "celery -A crawler worker -Q urgent,default"
         return [Wait(kind="worker", what=what, command=command, effect="does")]
+
+    def _browser_waits(
+        self, job: Job | None, books: TaskCounts, workers: Sequence[owners.OwnerState]
+    ) -> list[Wait]:
+        """Return that pages wait for a browser, where no process has one."""
+        if BROWSER in _served(workers):
+            return []
+        tasks = self._lpm.counts.due_for_browsers(job)
+        if not tasks:
+            return []
+        what = f"{counted(tasks, 'page')} {_verb(tasks)} for a browser, and no worker has one"
+        command, effect = f"{program()} up --browsers 1", "starts one"
+        if self._stack().up:
+            command, effect = f"{program()} worker --browser", "starts one, beside the stack"
+        if all(note.about.get("kind") == "direct" for note in workers):
+            command, effect = "pip install 'crawler[browser]'", "installs one; begin again then"
+        stops = tasks == books.open
+        return [
+            Wait(
+                kind="browser", what=what, command=command, effect=effect, tasks=tasks, stops=stops
+            )
+        ]
 
     def find_quickly(self, job: Job | None) -> list[Wait]:
         """Return the waits that are found without asking Redis or counting tasks."""
@@ -486,6 +509,15 @@ class WaitFinder:
             tasks=tasks,
             stops=stops,
         )
+
+
+def _served(workers: Sequence[owners.OwnerState]) -> set[str]:
+    """Return the queues of messages that processes take tasks from; that of browsers also if one
+    renders the pages of its own session."""
+    served = {name for note in workers for name in note.about.get("queues", QUEUES)}
+    if any(note.about.get("renders") for note in workers):
+        served.add(BROWSER)
+    return served
 
 
 class _Page(NamedTuple):

@@ -10,6 +10,7 @@ from crawler.api.intake import SESSION_ID, NewWebhook
 from crawler.api.limits import MAX_URLS
 from crawler.batches import BatchOptions, Format
 from crawler.fetch.session import MAX_HEADERS
+from crawler.models import Fetcher
 
 MAX_TIMEOUT_S = 3600.0
 DEFAULT_FORMATS: tuple[Format, ...] = ("record", "text", "html")
@@ -58,6 +59,10 @@ class Options(_Body):
         Field(description="Requests to each domain, such as `50/s`. Only for the operator."),
     ] = None
     ignore_robots: Annotated[bool, Field(description="Only for the operator.")] = False
+    fetcher: Annotated[
+        Fetcher | None,
+        Field(description="What fetches pages; `auto`: a browser where a page needs one."),
+    ] = None
     queue: Literal["urgent", "default"] = "default"
     priority: Annotated[
         int, Field(ge=1, le=9, description="1 first, 9 last."), BeforeValidator(_whole)

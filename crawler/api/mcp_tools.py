@@ -310,7 +310,7 @@ class Tools:
             if not _names_a_task(name):
                 raise
         if jobs is not None:
-            found = [task for task in found if lpm.tasks.state_of(task)[3] in jobs]
+            found = [task for task in found if lpm.tasks.state_of(task).job_id in jobs]
         if not found:  # the same words as for what nobody has
             raise UsageError(f"no task is known for {urls.without_credentials(name)[:200]}")
         return found

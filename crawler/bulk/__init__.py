@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from crawler.files import commit
 from crawler.locks import is_locked, try_lock
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions, NewTask
+from crawler.models import BROWSER, Job, JobOptions, NewTask
 from crawler.sites import Sites
 
 INPUT = "input"
@@ -113,7 +113,7 @@ def import_file(
                     found = (RejectedRow(row.line, row.reason, row.text, row.item) for row in bad)
                     lpm.imports.reject(job, found, number)
                 done = lpm.persist_tasks(
-                    _tasks(batch),
+                    _with_needs(_tasks(batch), sites, how),
                     job=job,
                     queue=queue,
                     source_file=source_file,
@@ -228,6 +228,16 @@ def _without_conflicts(
 
 def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
     return (item.task for item in items if isinstance(item, rows.Row))
+
+
+def _with_needs(tasks: Iterable[NewTask], sites: Sites, how: JobOptions) -> Iterator[NewTask]:
+    """Note which pages surely need a browser, so that no other worker claims them first."""
+    asked = how.fetcher is None and BROWSER in sites.fetchers
+    for task in tasks:
+        needs = how.needs
+        if asked and sites.of(task.address.url).fetcher == BROWSER:
+            needs = BROWSER
+        yield msgspec.structs.replace(task, needs=needs) if needs == BROWSER else task
 
 
 def _check_all(file: Path, sites: Sites, url_column: str | None) -> None:

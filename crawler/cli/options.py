@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from crawler import config, times
 from crawler.errors import InputError, UsageError
-from crawler.models import Role
+from crawler.models import Fetcher, Role
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -125,6 +125,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 workers_option = click.option(
     "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one per core)."
 )
+browsers_option = click.option(
+    "--browsers",
+    type=click.IntRange(0, 64),
+    default=0,
+    help="Processes that render the pages which need a browser (default: none).",
+)
 job_option = click.option("--job", "job_name", help="Only this job.")
 role_option = click.option(
     "--role",
@@ -148,6 +154,11 @@ output_option = click.option(
 )
 robots_option = click.option(
     "--ignore-robots", is_flag=True, help="Fetch pages that robots.txt forbids, too."
+)
+fetcher_option = click.option(
+    "--fetcher",
+    type=click.Choice(get_args(Fetcher)),
+    help="What fetches pages (default: what the site's file says).",
 )
 _SESSION_OPTIONS = (
     click.option(

@@ -105,13 +105,30 @@ def run_series(settings: Settings, workers: int | None, series: Series) -> list[
             _say_others(settings, series)
         fetched = True
         try:
-            with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
+            browsers = _browsers_for(settings, series)
+            with (
+                running_stack(settings, workers, browsers) as joined,
+                contextlib.suppress(_StackGone),
+            ):
                 return follow(settings, series, joined)
         except (KeyboardInterrupt, SystemExit):
             _say_left(settings, series)
             raise
         what = "this job was" if series.only else "these jobs were"
         say(f"the stack ended before {what} done")
+
+
+def _browsers_for(settings: Settings, series: Series) -> int:
+    """Return how many processes that render pages a stack is started with: one where a job or a
+    site asks for it."""
+    from crawler import sites
+    from crawler.worker.browser import find_browser
+
+    fetchers = {each.job.options.fetcher for each in series.begun if each.job}
+    fetchers |= sites.load(settings.config_dir, settings.rate).fetchers
+    if fetchers <= {None, "http"} or find_browser(settings) is None:
+        return 0
+    return 1
 
 
 def _count(lpm: LocalPersistenceManager, followed: Sequence[Followed]) -> list[TaskCounts]:
@@ -183,7 +200,7 @@ def _is_open(lpm: LocalPersistenceManager, followed: Sequence[Followed]) -> bool
 
 
 @contextlib.contextmanager
-def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
+def running_stack(settings: Settings, workers: int | None, browsers: int = 0) -> Iterator[bool]:
     """Join the stack that is up (yields True), or run an own one (yields False)."""
     from crawler.cli.commands.stack import started
     from crawler.errors import StackIsUp
@@ -200,7 +217,8 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
                 yield True
                 return
             try:
-                stack = exits.enter_context(Orchestrator(settings, workers, beat=False, join=False))
+                own = Orchestrator(settings, workers, beat=False, join=False, browsers=browsers)
+                stack = exits.enter_context(own)
             except StackIsUp:  # another process is starting or stopping one
                 if time.monotonic() > end or read_stack(settings.data_dir).unreadable:
                     raise
@@ -325,6 +343,8 @@ def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
     else:
         same = f", {receipt.unchanged:,} unchanged" if receipt.unchanged else ""
         print(f"{_collected(books, crawled)} collected{same}; {places}")
+        if rendered := lpm.counts.in_browsers(job):
+            print(f"  {counted(rendered, 'page')} needed a browser")
         if any(changes.values()):
             print(f"  listings: {counts_text(changes)}")
         for each in conflicts:

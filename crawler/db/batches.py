@@ -336,11 +336,11 @@ class Batches(Part):
         row_input = encoded_input(task.input)
         self._durable.execute(
             """INSERT INTO tasks (task_id, job_id, url, url_key, domain, queue, priority, deadline,
-                   source, source_line, input, imported_at, file_number, row_crc32)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                   source, source_line, input, imported_at, file_number, row_crc32, needs)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
             (secrets.token_hex(16), job.id, *task.address, job.queue, task.priority,
              job.deadline or NO_DEADLINE, SOURCE, task.line, row_input, now, number,
-             row_crc32(number, task.line, task.item, row_input)),
+             row_crc32(number, task.line, task.item, row_input), job.options.needs),
         )  # fmt: skip
 
     # Reading

@@ -22,7 +22,15 @@ from crawler.db.store import (
 )
 from crawler.db.tasks import SHOWN_COLUMNS, as_shown
 from crawler.errors import StoreError
-from crawler.models import NO_DEADLINE, UNCHANGED, Job, TaskCounts, TaskStatus
+from crawler.models import (
+    BROWSER,
+    NO_DEADLINE,
+    QUEUES,
+    UNCHANGED,
+    Job,
+    TaskCounts,
+    TaskStatus,
+)
 
 UNTRIED_SAMPLE = 100
 """Tasks that are looked at to see whether some wait for siblings."""
@@ -122,8 +130,21 @@ class Counts(Part):
     # What is pending or in flight
 
     def pending_by_queue(self, job: Job | None = None) -> dict[str, int]:
-        """How many tasks are pending, by queue."""
-        return dict(self._grouped(job, "queue", "status = 'pending'"))
+        """How many tasks are pending, by the queue of their messages."""
+        queue = f"iif(needs = '{BROWSER}' AND queue NOT LIKE 'direct:%', '{BROWSER}', queue)"
+        return dict(self._grouped(job, queue, "status = 'pending'"))
+
+    def in_browsers(self, job: Job) -> int:
+        """How many tasks have needed a browser."""
+        return self._count(job, f"needs = '{BROWSER}'")
+
+    def due_for_browsers(self, job: Job | None = None) -> int:
+        """How many tasks are due that need a browser."""
+        condition, values = of_job(self._db, job)
+        queues = {*QUEUES, job.queue} if job else QUEUES
+        due = f"{DUE} AND queue {LISTED} AND needs = '{BROWSER}'"
+        sql = f"SELECT count(*) FROM tasks WHERE {condition} AND {due}"
+        return int(self._db.value(sql, (*values, as_json(sorted(queues)))))
 
     def due_by_domain(self, job: Job | None = None) -> dict[str, int]:
         """How many tasks are due, by domain."""

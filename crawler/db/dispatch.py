@@ -24,8 +24,12 @@ from crawler.db.store import (
 )
 from crawler.db.tasks import put_aside_held
 from crawler.models import (
+    BROWSER,
+    HTTP,
     LINKS,
+    NEEDS,
     QUEUES,
+    Line,
     ListingState,
     PreviousPage,
     Role,
@@ -33,6 +37,8 @@ from crawler.models import (
 )
 
 MAX_TASKS_PER_MESSAGE = 100
+BROWSER_WINDOW = 200
+"""Tasks in messages that need a browser."""
 MAX_DOMAINS_PER_READ = 64
 MAX_PROBE_GROUPS = 64
 """Groups of priority and deadline that are searched for a page to probe a domain with."""
@@ -44,25 +50,25 @@ _IDS = f"id {LISTED}"
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 _AFTER_EVERY_DOMAIN = "\U0010ffff"
 _CLAIMED = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
-    job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type, role, depth,
-    hops, method, body, modified_at, list_crc32"""
-_AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
+    job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type, needs, role,
+    depth, hops, method, body, modified_at, list_crc32"""
+_AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND needs = ?2 AND priority = ?3 AND deadline = ?4"
 _DUE_DOMAINS = f"""
     WITH RECURSIVE found(domain) AS (
-        SELECT min(domain) {_AT} AND domain > ?4
+        SELECT min(domain) {_AT} AND domain > ?5
         UNION ALL
         SELECT (SELECT min(domain) {_AT} AND domain > found.domain)
         FROM found WHERE domain IS NOT NULL
         LIMIT {MAX_DOMAINS_PER_READ}
     )
     SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY {TURN} LIMIT 1)
-    FROM found WHERE domain <= ?5"""
+    FROM found WHERE domain <= ?6"""
 
 
 class Due(NamedTuple):
-    """A place in the order of due tasks: one domain within one queue, priority and deadline."""
+    """A place in the order of due tasks: one domain within one line, priority and deadline."""
 
-    queue: str
+    line: Line
     group: tuple[int, float]
     domain: str
     job_id: int | None
@@ -75,8 +81,26 @@ class Place(NamedTuple):
     due: Due
     most: int
     fits: Callable[[int | None], bool]
-    probe_in: Sequence[str] = ()
-    """The queues to look in for a page that shows whether the domain answers at all."""
+    probe_in: Sequence[Line] = ()
+    """The lines to look in for a page that shows whether the domain answers at all."""
+
+
+def lines_of(queues: Sequence[str], renders: bool = False) -> list[Line]:
+    """The lines behind queues of messages, the most urgent first; that of browsers has tasks of all
+    queues. `renders`: a process with a queue of its own takes all of it."""
+    lines = []
+    for name in queues:
+        if name == BROWSER:
+            lines += [Line(queue, BROWSER) for queue in QUEUES]
+        else:
+            lines.append(Line(name))
+            lines += [Line(name, BROWSER)] * (renders and name not in QUEUES)
+    return sorted(lines, key=lambda line: line.queue != QUEUES[0])
+
+
+def message_queue(line: Line) -> str:
+    """The queue of messages for the tasks of a line."""
+    return BROWSER if line.needs == BROWSER else line.queue
 
 
 class Suspect(NamedTuple):
@@ -229,91 +253,93 @@ class Dispatch(Part):
             (as_json(ids), LINKS),
         )
 
-    def has_due(self, queues: Sequence[str]) -> bool:
-        """Whether any task of these queues is due; asked before `claim`, which locks."""
-        due = f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? LIMIT 1"
-        return any(self._db.one(due, (queue,)) for queue in queues)
+    def has_due(self, lines: Sequence[Line]) -> bool:
+        """Whether any task of these lines is due; asked before `claim`, which locks."""
+        due = f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? AND needs = ? LIMIT 1"
+        return any(self._db.one(due, line) for line in lines)
 
-    def suspect(self, queues: Sequence[str]) -> Suspect | None:
-        """The first due task of these queues that must be tried alone."""
-        for queue in queues:
+    def suspect(self, lines: Sequence[Line]) -> Suspect | None:
+        """The first due task of these lines that must be tried alone."""
+        for line in lines:
             row = self._db.one(
-                f"""SELECT id, domain, job_id, leased_at FROM tasks WHERE {_SUSPECTED} AND queue = ?
+                f"""SELECT id, domain, job_id, leased_at FROM tasks
+                    WHERE {_SUSPECTED} AND queue = ? AND needs = ?
                     ORDER BY priority, deadline, id LIMIT 1""",
-                (queue,),
+                line,
             )
             if row:
                 return Suspect(*row)
         return None
 
-    def due(self, queue: str, after: str = "") -> Iterator[Due]:
+    def due(self, line: Line, after: str = "") -> Iterator[Due]:
         """Where tasks are due: by priority and deadline, then the domains in turn from `after`."""
-        group = self._next_group(queue, "priority > ?", 0)
+        group = self._next_group(line, "priority > ?", 0)
         while group:
-            yield from self._domains(queue, group, after, _AFTER_EVERY_DOMAIN)
+            yield from self._domains(line, group, after, _AFTER_EVERY_DOMAIN)
             if after:
-                yield from self._domains(queue, group, "", after)
-            group = self._group_behind(queue, group)
+                yield from self._domains(line, group, "", after)
+            group = self._group_behind(line, group)
 
     def due_count(self, due: Due, limit: int) -> int:
         """How many tasks are due at a place, up to a limit."""
         return len(self._due_rows(due, limit))
 
-    def _next_group(self, queue: str, behind: str, *values: float) -> tuple[int, float] | None:
+    def _next_group(self, line: Line, behind: str, *values: float) -> tuple[int, float] | None:
         row = self._db.one(
-            f"""SELECT priority, deadline FROM tasks WHERE {DUE} AND queue = ? AND {behind}
+            f"""SELECT priority, deadline FROM tasks
+                WHERE {DUE} AND queue = ? AND needs = ? AND {behind}
                 ORDER BY priority, deadline LIMIT 1""",
-            (queue, *values),
+            (*line, *values),
         )
         return (row[0], row[1]) if row else None
 
-    def _group_behind(self, queue: str, group: tuple[int, float]) -> tuple[int, float] | None:
+    def _group_behind(self, line: Line, group: tuple[int, float]) -> tuple[int, float] | None:
         # Two seeks: a comparison of both columns at once would scan the whole priority.
-        later = self._next_group(queue, "priority = ? AND deadline > ?", *group)
-        return later or self._next_group(queue, "priority > ?", group[0])
+        later = self._next_group(line, "priority = ? AND deadline > ?", *group)
+        return later or self._next_group(line, "priority > ?", group[0])
 
     def _domains(
-        self, queue: str, group: tuple[int, float], after: str, last: str
+        self, line: Line, group: tuple[int, float], after: str, last: str
     ) -> Iterator[Due]:
         """The domains with due tasks between two others, each found by a seek."""
         rows: list[tuple[Any, ...]] = [(after, None)]
         while rows:
-            rows = self._db.all(_DUE_DOMAINS, (queue, *group, rows[-1][0], last))
+            rows = self._db.all(_DUE_DOMAINS, (*line, *group, rows[-1][0], last))
             for domain, job_id in rows:
-                yield Due(queue, group, domain, job_id)
+                yield Due(line, group, domain, job_id)
             if len(rows) < MAX_DOMAINS_PER_READ:
                 return
 
     def _due_rows(self, due: Due, limit: int) -> list[tuple[Any, ...]]:
         return self._db.all(
-            f"SELECT id, job_id {_AT} AND domain = ?4 ORDER BY {TURN} LIMIT ?5",
-            (due.queue, *due.group, due.domain, limit),
+            f"SELECT id, job_id {_AT} AND domain = ?5 ORDER BY {TURN} LIMIT ?6",
+            (*due.line, *due.group, due.domain, limit),
         )
 
     def _probe_rows(
-        self, domain: str, queues: Sequence[str], chance: float
+        self, domain: str, lines: Sequence[Line], chance: float
     ) -> list[tuple[Any, ...]]:
         """A due task of a domain that has not failed yet, from the most urgent group with one.
 
         Bad pages stand together in most lists: the next one after a bad one would hold the domain
         for another pause. So any of them may be chosen.
         """
-        for queue in queues:
-            group = self._next_group(queue, "priority > ?", 0)
+        for line in lines:
+            group = self._next_group(line, "priority > ?", 0)
             for _ in range(MAX_PROBE_GROUPS):
                 if group is None:
                     break
-                if row := self._any_untried(queue, group, domain, chance):
+                if row := self._any_untried(line, group, domain, chance):
                     return [row]
-                group = self._group_behind(queue, group)
+                group = self._group_behind(line, group)
         return []
 
     def _any_untried(
-        self, queue: str, group: tuple[int, float], domain: str, chance: float
+        self, line: Line, group: tuple[int, float], domain: str, chance: float
     ) -> tuple[Any, ...] | None:
-        untried = f"""SELECT id, job_id {_AT} AND domain = ?4 AND failures = 0 AND {TURN} >= ?5
+        untried = f"""SELECT id, job_id {_AT} AND domain = ?5 AND failures = 0 AND {TURN} >= ?6
             ORDER BY {TURN}"""
-        values = (queue, *group, domain)
+        values = (*line, *group, domain)
         first = self._db.one(f"{untried} LIMIT 1", (*values, 0))
         last = self._db.one(f"{untried} DESC LIMIT 1", (*values, 0))
         if first is None or last is None:
@@ -324,22 +350,27 @@ class Dispatch(Part):
     # Messages
 
     def fill(self, window: int, slots: int, now: float) -> list[Chunk]:
-        """Choose the next tasks for the queues, and note under which message each goes."""
-        published = dict(
-            self._db.all(
-                """SELECT queue, count(*) FROM tasks
-                   WHERE status = 'pending' AND message_id IS NOT NULL GROUP BY queue"""
+        """Choose the next tasks for the queues, and note under which message each goes.
+
+        Tasks that need a browser have a window of their own: few at a time, because each takes
+        long, and more would keep no other out.
+        """
+        published = {
+            Line(*line): count
+            for *line, count in self._db.all(
+                """SELECT queue, needs, count(*) FROM tasks
+                   WHERE status = 'pending' AND message_id IS NOT NULL GROUP BY queue, needs"""
             )
-        )
+        }
         chunks: list[Chunk] = []
         with writing(self._db):
-            ahead = 0
-            for queue in QUEUES:
-                ahead += published.get(queue, 0)
-                rows = self._unpublished(queue, window - ahead)
-                ahead += len(rows)
-                chunks += _chunks(queue, rows, slots)
-                chunks += self._suspects_alone(queue, slots)
+            rooms = {HTTP: window, BROWSER: min(window, BROWSER_WINDOW)}
+            for line in [Line(queue, needs) for needs in NEEDS for queue in QUEUES]:
+                room = rooms[line.needs] - published.get(line, 0)
+                rows = self._unpublished(line, room)
+                rooms[line.needs] = room - len(rows)
+                chunks += _chunks(message_queue(line), rows, slots)
+                chunks += self._suspects_alone(line, slots)
             for chunk in chunks:
                 self._db.execute(
                     f"UPDATE tasks SET message_id = ?, published_at = ? WHERE task_id {LISTED}",
@@ -366,20 +397,20 @@ class Dispatch(Part):
                     (as_json(list(message_ids)),),
                 )
 
-    def _suspects_alone(self, queue: str, slots: int) -> list[Chunk]:
+    def _suspects_alone(self, line: Line, slots: int) -> list[Chunk]:
         task_ids = self._db.column(
-            f"""SELECT task_id FROM tasks WHERE {_SUSPECTED} AND queue = ? AND message_id IS NULL
-                LIMIT ?""",
-            (queue, slots),
+            f"""SELECT task_id FROM tasks
+                WHERE {_SUSPECTED} AND queue = ? AND needs = ? AND message_id IS NULL LIMIT ?""",
+            (*line, slots),
         )
-        return [Chunk(_message_id(), queue, (task_id,)) for task_id in task_ids]
+        return [Chunk(_message_id(), message_queue(line), (task_id,)) for task_id in task_ids]
 
-    def _unpublished(self, queue: str, room: int) -> list[tuple[str, int]]:
+    def _unpublished(self, line: Line, room: int) -> list[tuple[str, int]]:
         """Up to `room` due tasks that are in no message, fairly between the domains."""
         picked: list[tuple[str, int]] = []
         groups: dict[tuple[int, float], list[str]] = {}
         if room > 0:
-            for due in self.due(queue):
+            for due in self.due(line):
                 groups.setdefault(due.group, []).append(due.domain)
                 if sum(map(len, groups.values())) >= room:
                     break
@@ -387,12 +418,12 @@ class Dispatch(Part):
             left = room - len(picked)
             share = -(-left // len(domains))
             lines = {
-                domain: self._unpublished_rows(queue, group, domain, share) for domain in domains
+                domain: self._unpublished_rows(line, group, domain, share) for domain in domains
             }
             if sum(map(len, lines.values())) < left:
                 # What small domains leave goes to the large ones.
                 for domain in [name for name, rows in lines.items() if len(rows) == share]:
-                    lines[domain] = self._unpublished_rows(queue, group, domain, left)
+                    lines[domain] = self._unpublished_rows(line, group, domain, left)
             in_turn = zip_longest(*lines.values())
             picked += [row for rows in in_turn for row in rows if row is not None][:left]
             if len(picked) >= room:
@@ -400,12 +431,12 @@ class Dispatch(Part):
         return picked
 
     def _unpublished_rows(
-        self, queue: str, group: tuple[int, float], domain: str, limit: int
+        self, line: Line, group: tuple[int, float], domain: str, limit: int
     ) -> list[Any]:
         return self._db.all(
             f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id)
-                {_AT} AND domain = ?4 AND message_id IS NULL ORDER BY {TURN} LIMIT ?5""",
-            (queue, *group, domain, limit),
+                {_AT} AND domain = ?5 AND message_id IS NULL ORDER BY {TURN} LIMIT ?6""",
+            (*line, *group, domain, limit),
         )
 
     # Leases of dead and stopped workers

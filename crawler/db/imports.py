@@ -240,12 +240,12 @@ class Imports(Part):
                 db.execute(
                     """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain,
                            parcel_id, queue, priority, deadline, source, source_file, source_line,
-                           input, loopback, imported_at, file_number, source_item, row_crc32)
-                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                           input, loopback, imported_at, file_number, source_item, row_crc32, needs)
+                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                     (secrets.token_hex(16), task.external_id, job_id, *task.address,
                      task.parcel_id, queue, task.priority, deadline, source, source_file,
                      task.line, row_input, loopback, now, file_number, task.item,
-                     row.crc32(row_input)),
+                     row.crc32(row_input), task.needs),
                 )  # fmt: skip
                 self._see(db.last_insert_rowid(), row)
             if (accepted or linked) and not mending:

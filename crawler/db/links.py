@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 
-from crawler.db import timeline
+from crawler.db import browser_pages, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.store import Part, as_json, row_crc32
 from crawler.models import (
+    BROWSER,
     FILE,
+    GET,
+    HTTP,
     LINKS,
     NO_DEADLINE,
     CrawlOptions,
@@ -31,8 +34,8 @@ from crawler.models import (
 
 _INSERT = """INSERT OR IGNORE INTO tasks (task_id, job_id, url, url_key, domain, parcel_id, queue,
         priority, deadline, input, source, loopback, imported_at, role, depth, hops, parent,
-        method, body, modified_at, list_crc32)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+        method, body, modified_at, list_crc32, needs)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'crawl', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 REDIRECTED = "redirected"
 """Why a task ends that redirects to another page of its crawl."""
 MAX_SITEMAPS = 10_000
@@ -179,6 +182,13 @@ class Crawls(Part):
         return None
 
 
+def needs_of(link: Link, needs: str) -> str:
+    """What a link needs, of what its page would: only pages need a browser."""
+    if link.method != GET or link.role is Role.SITEMAP:
+        return HTTP
+    return needs
+
+
 def _is_known(db: Database, job_id: int, link: Link) -> bool:
     return db.one(_IS_KNOWN, (job_id, link.address.key, link.method, link.body)) is not None
 
@@ -216,7 +226,8 @@ def add_starts(
         row_input = encoded_input(start.row)
         parcel_id = str(start.row.get("parcel_id") or "")
         given = (parcel_id, job.queue, start.priority, deadline, row_input)
-        is_new = _insert(db, secrets.token_hex(16), job.id, start.link, None, given, now)
+        needs = needs_of(start.link, job.options.needs)
+        is_new = _insert(db, secrets.token_hex(16), job.id, start.link, None, given, needs, now)
         added += is_new
         if is_new and start.link.role is Role.SITEMAP:
             _count(db, job.id, *_SITEMAPS, 1)
@@ -299,6 +310,7 @@ class LinkInserts:
         self._seen: set[tuple[int, bytes, str, str]] = set()
         """Job, key, method and body of the links that are surely in the ledger."""
         self._jobs: dict[int, _Limits] = {}
+        self._learned: browser_pages.Learned | None = None
 
     def insert(self, outcome: Outcome) -> None:
         """Insert the links of a page that are not there yet, and count what guards left out."""
@@ -331,7 +343,8 @@ class LinkInserts:
                 seen.add(key)
                 # A Gateway stores one result for a parcel: a file is known by its URL.
                 its = ["", *given[1:]] if link.method == FILE else given
-                if _insert(db, task_id, task.job_id, link, parent, its, self._now):
+                needs = self._needs(outcome, link)
+                if _insert(db, task_id, task.job_id, link, parent, its, needs, self._now):
                     limits.count(link)
                 else:
                     self._find_again(outcome, link, key)
@@ -341,6 +354,19 @@ class LinkInserts:
                 limits.note_reached(guard, link)
         for each in left_out.values():
             _count(db, task.job_id, "guard", each.guard, each.links, each.example)
+
+    def _needs(self, outcome: Outcome, link: Link) -> str:
+        """What a link surely needs, by the page that it was on."""
+        needs = HTTP
+        if outcome.fetcher == BROWSER and link.address.domain == outcome.task.domain:
+            needs = BROWSER
+        elif outcome.fetcher == "auto":
+            if self._learned is None:
+                self._learned = browser_pages.learned(self._db)
+            domain, url, version = link.address.domain, link.address.url, outcome.site[1]
+            if browser_pages.needs_browser(self._learned, domain, url, version):
+                needs = BROWSER
+        return needs_of(link, needs)
 
     def finish(self) -> None:
         """Write the sizes and counts of the jobs."""
@@ -549,6 +575,7 @@ def _insert(
     link: Link,
     parent: int | None,
     given: Sequence[Any],
+    needs: str,
     now: float,
 ) -> bool:
     """Insert a task with parcel, queue, priority, deadline and input as given; whether it is
@@ -557,6 +584,6 @@ def _insert(
         _INSERT,
         (task_id, job_id, *link.address, *given, link.loopback, now,
          link.role, link.depth, link.hops, parent, link.method, link.body, link.modified_at,
-         link.list_crc32),
+         link.list_crc32, needs),
     )  # fmt: skip
     return bool(db.changes())

@@ -22,7 +22,7 @@ import re
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from crawler.locks import open_lock, try_lock, wait_lock
+from crawler.models import BROWSER
 
 STILL = 2.0
 """A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and
@@ -230,10 +231,18 @@ def living(folder: Path) -> list[OwnerState]:
 
 def workers(folder: Path) -> dict[int, list[int]]:
     """The worker processes that live, with their children."""
+    return _with_children(note for note in living(folder) if note.about.get("kind") == "worker")
+
+
+def browsers(folder: Path) -> dict[int, list[int]]:
+    """Those of them that only take tasks which need a browser."""
+    return _with_children(note for note in living(folder) if note.about.get("queues") == [BROWSER])
+
+
+def _with_children(notes: Iterable[OwnerState]) -> dict[int, list[int]]:
     pids: dict[int, list[int]] = {}
-    for note in living(folder):
-        if note.about.get("kind") == "worker":
-            pids.setdefault(note.about["parent"], []).append(note.about["pid"])
+    for note in notes:
+        pids.setdefault(note.about["parent"], []).append(note.about["pid"])
     return pids
 
 

@@ -11,12 +11,13 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from isal import isal_zlib
@@ -144,7 +145,7 @@ def warcinfo(name: str) -> bytes:
         ("WARC-Type", "warcinfo"),
         ("WARC-Filename", name),
         ("WARC-Date", _date(datetime.now(UTC).timestamp())),
-        ("WARC-Record-ID", f"<urn:uuid:{uuid.uuid4()}>"),
+        ("WARC-Record-ID", _new_id()),
         ("Content-Type", "application/warc-fields"),
     )
     return _member(
@@ -289,9 +290,9 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def packed(page: Page, digest: str) -> bytes:
+def packed(page: Page, digest: str, id_: str = "", beside: str = "") -> bytes:
     """A page as the gzip member that a segment holds; `digest` is the sha256 of its body as
-    received."""
+    received. `beside` is the id of the response that a rendered page came from."""
     lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip(" ")]
     lines += [f"{name}: {value}" for name, value in page.headers if name.lower() not in _DROPPED]
     # latin-1: the bytes that came.
@@ -300,11 +301,16 @@ def packed(page: Page, digest: str) -> bytes:
         ("WARC-Type", "response"),
         ("WARC-Target-URI", page.final_url),
         ("WARC-Date", _date(page.fetched_at)),
-        ("WARC-Record-ID", f"<urn:uuid:{uuid.uuid4()}>"),
+        ("WARC-Record-ID", id_ or _new_id()),
         ("WARC-Payload-Digest", f"sha256:{digest}"),
         ("Content-Type", "application/http;msgtype=response"),
+        *([("WARC-Concurrent-To", beside)] * bool(beside)),
     )
     return _member(fields, http, page.raw)
+
+
+def _new_id() -> str:
+    return f"<urn:uuid:{uuid.uuid4()}>"
 
 
 def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
@@ -372,6 +378,8 @@ class RawPages(Part):
         are stored already is not stored again."""
         good: list[bytes | None] = [None] * len(outcomes)
         walls = list(good)
+        responses: dict[int, bytes] = {}
+        """Of rendered pages: the response that goes before the page."""
         shared: list[RawLocation | None] = [None] * len(outcomes)
         first: dict[str, int] = {}
         """By digest: the first of these files with it."""
@@ -389,8 +397,14 @@ class RawPages(Part):
                 if page.raw is not page.body:
                     digest = sha256(page.raw).hexdigest()
                 members = walls if outcome.quarantine else good
-                members[at] = packed(page, digest)
-        places = zip(self.append(good), self.append(walls, quarantine=True), shared, strict=True)
+                id_ = ""
+                if outcome.rendering:
+                    id_, response = _new_id(), outcome.rendering.response
+                    responses[at] = packed(response, sha256(response.raw).hexdigest(), id_)
+                members[at] = packed(page, digest, beside=id_)
+        kept = self.append(good, before=responses)
+        kept_walls = self.append(walls, quarantine=True, before=responses)
+        places = zip(kept, kept_walls, shared, strict=True)
         found = [place or wall or other for place, wall, other in places]
         return [found[twins.get(at, at)] for at in range(len(found))]
 
@@ -406,10 +420,17 @@ class RawPages(Part):
         return any(writer.name == segment for writer in self._writers.values())
 
     def append(
-        self, members: Sequence[bytes | None], quarantine: bool = False
+        self,
+        members: Sequence[bytes | None],
+        quarantine: bool = False,
+        before: Mapping[int, bytes] = MappingProxyType({}),
     ) -> list[RawLocation | None]:
-        """Store these gzip members; says where each is, or None where there was none."""
-        kept = [member for member in members if member is not None]
+        """Store these gzip members; says where each is, or None where there was none. `before` has
+        further ones, by the place of the member that they go before."""
+        kept: list[bytes] = []
+        for at, member in enumerate(members):
+            if member is not None:
+                kept += [*filter(None, [before.get(at)]), member]
         if not kept:
             return [None] * len(members)
         if quarantine not in self._writers:
@@ -421,7 +442,14 @@ class RawPages(Part):
                 may_cut=self._may_cut,
             )
         places = iter(self._writers[quarantine].append(kept))
-        return [None if member is None else next(places) for member in members]
+        found: list[RawLocation | None] = [None] * len(members)
+        for at, member in enumerate(members):
+            if member is None:
+                continue
+            if at in before:
+                next(places)
+            found[at] = next(places)
+        return found
 
     def commit(self, now: float) -> None:
         """Note up to where the segments count. Part of the durable transaction."""

@@ -428,6 +428,8 @@ def insert(
     else:
         headers = {name.lower(): value for name, value in reversed(page.headers)}
         _insert_new(db, outcome, page, headers.get("content-type", ""), digest, place)
+        if outcome.rendering:
+            headers = {}  # they speak of the response, not of what a browser made of it
         _note_validators(db, outcome.task.id, headers)
     # Standalone work is held: only an explicit command may ever send it to a Gateway.
     db.execute(

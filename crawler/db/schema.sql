@@ -612,3 +612,23 @@
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open,
         CASE WHEN source = 'gateway' THEN external_id WHEN source = 'batch' THEN job_id
              WHEN role NOT NULL THEN task_id ELSE '' END);
+
+-- Schema 13
+    -- What a task needs to be fetched: http, browser. Workers claim tasks of what they can do.
+    ALTER TABLE tasks ADD COLUMN needs TEXT NOT NULL DEFAULT 'http';
+    DROP INDEX tasks_due;
+    CREATE INDEX tasks_due ON tasks(queue, needs, priority, deadline, domain, id + failures * 1000)
+        WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
+    DROP INDEX tasks_suspected;
+    CREATE INDEX tasks_suspected ON tasks(queue, needs, priority, deadline, id)
+        WHERE status = 'pending' AND not_before = 0 AND deaths >= 3;
+    -- Pages that need a browser, as learned by fetcher auto: a domain, and a pattern of paths.
+    CREATE TABLE browser_pages (
+        domain       TEXT NOT NULL,
+        pattern      TEXT NOT NULL,                  -- a star for each part of the path with a digit
+        site         TEXT NOT NULL,
+        site_version TEXT NOT NULL,                  -- another version of its file forgets it
+        task         INTEGER NOT NULL,               -- whose page showed it
+        learned_at   REAL NOT NULL,
+        PRIMARY KEY (domain, pattern)
+    ) WITHOUT ROWID;

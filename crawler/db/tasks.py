@@ -4,7 +4,7 @@ import logging
 import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from crawler import urls
 from crawler.db import timeline
@@ -23,12 +23,14 @@ from crawler.db.store import (
 )
 from crawler.errors import UrlError, UsageError
 from crawler.models import (
+    BROWSER,
     LINKS,
     NO_DEADLINE,
     Job,
     NewTask,
     Outcome,
     RawLocation,
+    Rendering,
     TaskStatus,
     encoded_input,
 )
@@ -65,6 +67,16 @@ _SHOWN = {
 SHOWN_COLUMNS = ", ".join(_SHOWN.values())
 
 
+class TaskState(NamedTuple):
+    """Where a task stands."""
+
+    status: TaskStatus
+    not_before: float
+    domain: str
+    job_id: int | None
+    needs: str
+
+
 class Tasks(Part):
     """Finds tasks, and changes them by the clock and by commands."""
 
@@ -75,12 +87,12 @@ class Tasks(Part):
 
     # Lookups
 
-    def state_of(self, id_: int) -> tuple[TaskStatus, float, str, int | None]:
-        """A task's status, the time it waits for, its domain and its job."""
+    def state_of(self, id_: int) -> TaskState:
+        """Where a task stands."""
         [(status, *about)] = self._db.all(
-            "SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,)
+            "SELECT status, not_before, domain, job_id, needs FROM tasks WHERE id = ?", (id_,)
         )
-        return TaskStatus(status), *about
+        return TaskState(TaskStatus(status), *about)
 
     def any_open(self, ids: Collection[int]) -> bool:
         """Whether one of these tasks has not ended yet."""
@@ -373,11 +385,11 @@ def finish_attempt(
         """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?,
                not_before = ?, deaths = iif(?, 0, deaths), owner = NULL,
                message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
-               completed_at = ?
+               completed_at = ?, needs = ?
            WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
         (outcome.status, attempted, failed, outcome.not_before, final or failed, final,
-         outcome.error_type, storable(outcome.error_message), now if final else None, task.id,
-         task.fence),
+         outcome.error_type, storable(outcome.error_message), now if final else None,
+         outcome.needs or task.needs, task.id, task.fence),
     )  # fmt: skip
     if not live:
         return None
@@ -391,6 +403,8 @@ def kind_of(outcome: Outcome) -> str:
     """What the timeline calls the end of an attempt."""
     if outcome.status is not TaskStatus.PENDING:
         return outcome.status
+    if outcome.needs == BROWSER:
+        return "needs a browser"
     if outcome.error_type is not None and outcome.charge:
         return "retry"
     return "broken off" if outcome.sent else "postponed"
@@ -407,6 +421,8 @@ def _detail_of(outcome: Outcome, final: bool, place: RawLocation | None) -> dict
         detail["status"] = page.status
         detail["bytes"] = len(page.body)
         detail["fetch_ms"] = round(page.fetch_s * 1000, 1)
+    if outcome.rendering:
+        detail |= _about_rendering(outcome.rendering)
     if outcome.verdict:
         detail["verdict"] = outcome.verdict
         detail["parse_ms"] = round(outcome.parse_ms, 1)
@@ -425,6 +441,11 @@ def _detail_of(outcome: Outcome, final: bool, place: RawLocation | None) -> dict
     if place:
         detail["raw"] = place
     return detail
+
+
+def _about_rendering(rendering: Rendering) -> dict[str, Any]:
+    about = {"rendered": {"requests": rendering.requests, "received": rendering.received}}
+    return about | ({"refused": rendering.refused} if rendering.refused else {})
 
 
 def put_aside_held(db: Database, ids: list[int], now: float) -> list[int]:

@@ -13,7 +13,7 @@ _TASK_COLUMNS = (
     "task_id", "url", "status", "error_type", "error_message", "imported_at", "source",
     "source_file", "source_line", "source_item", "queue", "priority", "deadline", "not_before",
     "leased_at", "owner", "message_id", "published_at", "external_id", "parcel_id", "domain",
-    "role", "depth", "parent", "method",
+    "role", "depth", "parent", "method", "needs",
 )  # fmt: skip
 _RESULT_COLUMNS = {
     "scraped_at": "r.scraped_at",

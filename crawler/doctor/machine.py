@@ -29,7 +29,7 @@ from crawler.doctor import (
 from crawler.errors import ServiceError
 from crawler.files import strangers
 from crawler.logs import printable
-from crawler.models import QUEUES
+from crawler.models import MESSAGE_QUEUES
 from crawler.process import ProcessMark, disk_full
 from crawler.redis_client import check_redis, connect
 from crawler.stack import SILENT_FACTOR, Stack, read_stack, redis_address
@@ -204,7 +204,7 @@ def check_processes(context: Context) -> Iterator[Observation]:
 
 
 def _processes(stack: Stack) -> dict[str, ProcessMark]:
-    names = ("supervisor", "redis", "worker", "agent", "beat", "flower")
+    names = ("supervisor", "redis", "worker", "browsers", "agent", "beat", "flower")
     marks = {name: getattr(stack, name) for name in names}
     return {name: mark for name, mark in marks.items() if mark}
 
@@ -292,7 +292,7 @@ def _check_server(context: Context, client: redis.Redis, shown: str) -> Iterator
     if limit and used > 0.8 * limit:
         what = f"Redis uses {used / 1e6:.0f} of {limit / 1e6:.0f} MB"
         yield Observation("note", what, "redis-cli CONFIG SET maxmemory 0")
-    messages = {name: client.llen(name) for name in QUEUES}
+    messages = {name: client.llen(name) for name in MESSAGE_QUEUES}
     total, window = sum(messages.values()), context.settings.window
     if total > window:
         what = f"the queues hold {total} messages, more than the window of {window}"
@@ -314,7 +314,7 @@ def _strange_keys(client: redis.Redis) -> list[str]:
     found = []
     for number, key in enumerate(client.scan_iter(count=1000)):
         name = key.decode(errors="replace")
-        own = name in QUEUES or name.startswith(_OWN_KEYS) or name.endswith(".pidbox")
+        own = name in MESSAGE_QUEUES or name.startswith(_OWN_KEYS) or name.endswith(".pidbox")
         if not own and client.ttl(key) == -1:
             found.append(name)
         if number > _MAX_KEYS_SCANNED:
@@ -331,7 +331,7 @@ def _check_messages(context: Context, client: redis.Redis) -> Iterator[Observati
     )
     if not published:
         return
-    queued = {_message_id(body) for name in QUEUES for body in client.lrange(name, 0, -1)}
+    queued = {_message_id(body) for name in MESSAGE_QUEUES for body in client.lrange(name, 0, -1)}
     in_hand = {note.message_id for note in owners.living(context.folder / "run" / "owners")}
     missing = len(set(published) - in_hand - queued)
     if missing:

@@ -33,7 +33,19 @@ from crawler.doctor.reconciliation import (
     wrong_records,
 )
 from crawler.errors import StoreError, UrlError
-from crawler.models import FILE, FORM, GET, LINKS, METHODS, QUEUES, SITEMAP, JobStatus, Role
+from crawler.models import (
+    FILE,
+    FORM,
+    GET,
+    HTTP,
+    LINKS,
+    METHODS,
+    NEEDS,
+    QUEUES,
+    SITEMAP,
+    JobStatus,
+    Role,
+)
 from crawler.urls import Address
 
 Value = int | float | str | bytes | None
@@ -514,6 +526,7 @@ _METHOD = f"""CASE
 _NO_QUEUE = f"queue NOT IN {QUEUES} AND queue NOT GLOB '{DIRECT}[1-9]*'"
 _IMPOSSIBLE_VALUES = {
     "queue": (_NO_QUEUE, "'default'"),
+    "needs": (f"needs NOT IN {NEEDS}", f"'{HTTP}'"),
     "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
     "deadline": (
         _NO_TIME.format("deadline"),

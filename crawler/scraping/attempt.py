@@ -18,17 +18,22 @@ from crawler import urls
 from crawler.errors import FetchError, InputError, NotNow, SigningIn
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import MAX_REDIRECTS, USER_AGENT, Request, RequestHook, redirect_of
+from crawler.fetch.rendering import Rendered, RenderOptions
 from crawler.fetch.robots import MAX_BYTES, Robots, sitemap_lines
 from crawler.fetch.session import LiveSession
 from crawler.judge import Verdict, decided
 from crawler.judge.rules import judge
 from crawler.logs import counted, printable
 from crawler.models import (
+    BROWSER,
     FILE,
     FORM,
     GET,
+    HTTP,
     LINKS,
+    RENDERED,
     UNCHANGED,
+    Fetcher,
     JobOptions,
     LeftOut,
     Link,
@@ -36,6 +41,7 @@ from crawler.models import (
     Page,
     PreviousPage,
     RateRule,
+    Rendering,
     RetryClass,
     Role,
     Task,
@@ -43,7 +49,13 @@ from crawler.models import (
 )
 from crawler.resilience import retry_after, retry_delay
 from crawler.scraping import file_fetch, form_fetch, scope
-from crawler.scraping.examine import ParsedPage, examine, parser_of
+from crawler.scraping.examine import (
+    ParsedPage,
+    examine,
+    is_html,
+    parser_of,
+    shows_more,
+)
 from crawler.scraping.file_links import file_hosts
 from crawler.scraping.follow import LinkFilter, LinkFinder
 from crawler.scraping.redaction import Redactor, hide_in_links, hide_in_parsed
@@ -52,12 +64,15 @@ from crawler.sites import Site, scrapers, sitemaps
 from crawler.sites.crawlfile import Files
 
 Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
+Render = Callable[[Request, RequestHook, RenderOptions], Awaitable[Rendered]]
 StoredPageOf = Callable[[PreviousPage], Awaitable[Page | None]]
 
 MAX_PAUSE_S = 1.0
 """Maximum pause outside the permit, after another page could not get robots.txt."""
 SCRAPER_WAIT_S = 30.0
 """Pause of a domain whose scraper cannot be loaded."""
+BROWSER_CRASHED = "browser_crashed"
+"""Why a page has not come that was not alone in its browser when that died."""
 _OK, _NOT_MODIFIED, _TOO_MANY_REQUESTS = 200, 304, 429
 _MISSING = (404, 410)
 _DAY_S = 86_400
@@ -82,6 +97,16 @@ class FetchOptions(msgspec.Struct, frozen=True):
         return (site and site.files) or Files()
 
 
+def needed(task: Task, fetcher: Fetcher, was_learned: bool = False) -> str:
+    """Return what a task needs to be fetched now: its page may need a browser, and nothing else
+    does."""
+    if task.method != GET or task.role is Role.SITEMAP:
+        return HTTP
+    if fetcher != "auto":
+        return fetcher
+    return BROWSER if was_learned else task.needs
+
+
 class PageFetch:
     """Fetches the page of one task: through the gate, by robots.txt, signed in, or by a form."""
 
@@ -92,13 +117,17 @@ class PageFetch:
         how: FetchOptions,
         *,
         send: Fetch,
+        render: Render | None,
         gate: RequestGate,
         robots: Robots,
         budget: Budget,
         rule: RateRule,
     ) -> None:
+        """With `render`, a browser fetches the page."""
         self._task, self._site, self._how = task, site, how
-        self._send, self._gate, self._robots = send, gate, robots
+        self._send, self._render, self._gate, self._robots = send, render, gate, robots
+        self.rendering: Rendering | None = None
+        """How the page was rendered that was fetched last."""
         self._plain = Request(
             url=task.url,
             loopback=task.loopback,
@@ -146,12 +175,10 @@ class PageFetch:
             request = replace(plain, headers=(*site.headers, *conditional))
         if self._task.method == FORM:
             page = await self._fetch_form(pass_gate, anew)
+        elif self._render:
+            page = await self._fetch_rendered(self._render, pass_gate)
         else:
-            page = await self._send(request, pass_gate)
-            if not plain.follow:
-                page = await self._follow_to_itself(page, pass_gate)
-            if plain.session and plain.session.has_gained_cookies:
-                self.go_on_with(form_fetch.NO_SESSION)
+            page = await self._fetch_plain(request, pass_gate)
         known = self._task.known
         unchanged = page.status == _NOT_MODIFIED and conditional
         if unchanged and known and page.final_url != known.final_url:
@@ -159,8 +186,41 @@ class PageFetch:
         if self.door:
             page = form_fetch.without_cookie_values(page)
         if redactor := self.redactor:
-            page = await plain.budget.work(redactor.page, page, site.encoding, plain.budget)
+            encoding = site.encoding_of(page)
+            page = await plain.budget.work(redactor.page, page, encoding, plain.budget)
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    async def _fetch_plain(self, request: Request, hook: RequestHook) -> Page:
+        page = await self._send(request, hook)
+        if not self._plain.follow:
+            page = await self._follow_to_itself(page, hook)
+        if self._plain.session and self._plain.session.has_gained_cookies:
+            self.go_on_with(form_fetch.NO_SESSION)
+        return page
+
+    async def _fetch_rendered(self, render: Render, hook: RequestHook) -> Page:
+        """Have a browser fetch the page. In a crawl, a way to another page is a redirect."""
+        within = hook
+        if not self._plain.follow:
+            within = partial(_only_to, self._task.url, hook)
+        try:
+            rendered = await render(self._plain, within, RenderOptions())
+        except _LedElsewhereError as error:
+            return _redirect(self._task.url, error.url)
+        response, budget = rendered.response, self._plain.budget
+        if not is_html(response.header("content-type"), response.body):
+            return response
+        if self.door:
+            response = form_fetch.without_cookie_values(response)
+        if redactor := self.redactor:
+            response = await budget.work(redactor.page, response, self._site.encoding, budget)
+        self.rendering = Rendering(
+            response=response,
+            requests=rendered.requests,
+            received=rendered.received,
+            refused=rendered.refused,
+        )
+        return _as_rendered(rendered.page)
 
     @property
     def redactor(self) -> Redactor:
@@ -302,10 +362,17 @@ class Attempt:
         budget: Budget,
         worker: str,
         stored_page: StoredPageOf,
+        render: Render | None = None,
+        was_learned: bool = False,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """Without `render`, this process has no browser. `was_learned`: other pages like this one
+        needed one."""
         self._task, self._site, self._how = task, site, how
+        self._has_browser = render is not None
+        fetcher = how.options.fetcher or site.fetcher
+        self._needs = needed(task, fetcher, was_learned)
         self._gate, self._budget, self._stored_page = gate, budget, stored_page
         self._clock, self._jitter = clock, jitter
         self._finder: LinkFinder | None = None
@@ -318,6 +385,7 @@ class Attempt:
             worker=worker,
             site=(site.name, site.version),
             rule=gate.rule(task.domain),
+            fetcher=fetcher,
             crawl=how.options.crawl,
         )
         self._page_fetch = PageFetch(
@@ -325,6 +393,7 @@ class Attempt:
             site,
             how,
             send=fetch,
+            render=render if self._needs == BROWSER else None,
             gate=gate,
             robots=robots,
             budget=budget,
@@ -352,6 +421,8 @@ class Attempt:
                 self._postpone(self._pause(error))
             else:
                 self._fail(decided(error.reason), error.message, error.retry_after_s)
+                if error.reason == BROWSER_CRASHED:
+                    self._spare()
         if self._outcome.error_message:
             # It may show the URL that a server has led to.
             shown = self._page_fetch.redactor.text(self._outcome.error_message)
@@ -361,6 +432,12 @@ class Attempt:
     async def _run(self) -> None:
         if self._task.method == FILE:
             await self._read_file()
+            return
+        if self._needs == BROWSER and not self._has_browser:
+            message = "it needs a browser, and this process has none"
+            self._note(
+                status=TaskStatus.PENDING, needs=BROWSER, error_message=message, charge=False
+            )
             return
         if self._site.scraper:
             await self._load_scraper(self._site.scraper)
@@ -393,7 +470,7 @@ class Attempt:
         if unchanged and self._reads_stored and not await self._follow_stored():
             page = await self._page_fetch.fetch(anew=anew)
             unchanged = ()
-        self._note(page=page)
+        self._note(page=page, rendering=self._page_fetch.rendering)
         door = self._page_fetch.door
         walled = door is not None and door.leads_to_login(page)
         if unchanged:
@@ -414,6 +491,8 @@ class Attempt:
                 await self._read_page(sign_ins, anew=True)
                 return
             self._keep_form_session(parsed.followed.links)
+            if self._outcome.fetcher == "auto" and await self._learn(page, parsed.verdict):
+                return
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         if door and not walled:
             door.note_useful()
@@ -432,6 +511,29 @@ class Attempt:
             parsed = await self._budget.work(hide_in_parsed, parsed, redactor)
         return parsed
 
+    async def _learn(self, page: Page, verdict: Verdict) -> bool:
+        """Note whether a page needs a browser; True if this one is left to one, which counts as an
+        attempt and as no failure."""
+        rendering = self._page_fetch.rendering
+        if rendering:
+            work = self._budget.work
+            gained = await work(shows_more, page, rendering.response, self._site, self._budget)
+            if not gained:
+                self._note(learned=False)
+            return False
+        if verdict.name != "empty_shell" or self._task.method != GET:
+            return False
+        found = decided("needs_browser", *verdict.evidence)
+        self._note(
+            status=TaskStatus.PENDING,
+            needs=BROWSER,
+            learned=True,
+            verdict=found.name,
+            evidence=found.evidence,
+            quarantine=found.quarantine,
+        )
+        return True
+
     def _skip_login_page(self) -> bool:
         """Leave out pages of a crawl that sign in or out: the job's session must survive it."""
         login = self._site.login
@@ -444,7 +546,7 @@ class Attempt:
         """Return the headers that ask whether the page has changed, if its last record would be
         made the same way today."""
         known = self._task.known
-        if known is None or not self._would_be_the_same(known):
+        if known is None or self._needs == BROWSER or not self._would_be_the_same(known):
             return ()
         if self._reads_stored and not known.is_stored:
             return ()
@@ -683,6 +785,11 @@ class Attempt:
         ):
             self._note(status=TaskStatus.SKIPPED)
 
+    def _spare(self) -> None:
+        """Try a page again that was in a browser when it died, with others: none is blamed."""
+        wait_s = retry_delay(RetryClass.SOON, 0, None, 1.0, 1.0, self._jitter)
+        self._note(status=TaskStatus.PENDING, charge=False, not_before=self._clock() + wait_s)
+
     def _pause(self, error: FetchError) -> NotNow:
         """Return the pause of a host whose robots.txt another page could not get. The permit of a
         limited domain keeps that pause: the page waits there, and a reset ends the wait."""
@@ -720,6 +827,40 @@ def _same_page(url: str, other: str) -> bool:
     if url == other:
         return True
     return urls.parse(scope.without_session(url)).key == urls.parse(other).key
+
+
+class _LedElsewhereError(FetchError):
+    """A browser that renders a page of a crawl is led to another page."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("redirected", "it leads to another page")
+        self.url = url
+
+
+def _only_to(page: str, hook: RequestHook, url: str) -> AbstractAsyncContextManager[None]:
+    """A hook that lets a browser go to one page only."""
+    if not _same_page(url, page):
+        raise _LedElsewhereError(url)
+    return hook(url)
+
+
+def _as_rendered(page: Page) -> Page:
+    """A rendered page with headers that say what it is: UTF-8, whatever its server sent."""
+    headers = [
+        (name, value)
+        for name, value in page.headers
+        if name.lower() not in ("content-type", "content-encoding", "content-length", RENDERED)
+    ]
+    own = (("content-type", "text/html; charset=utf-8"), (RENDERED, "yes"))
+    return replace(page, headers=(*headers, *own))
+
+
+def _redirect(url: str, target: str) -> Page:
+    """The answer of a page that leads to another one."""
+    return Page(
+        url=url, final_url=url, status=302, reason="Found", headers=(("location", target),),
+        body=b"", raw=b"", fetched_at=time.time(), fetch_s=0.0,
+    )  # fmt: skip
 
 
 def _is_robots_txt(task: Task) -> bool:

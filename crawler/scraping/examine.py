@@ -14,6 +14,7 @@ from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.wire import media_type
 from crawler.judge import Verdict
 from crawler.judge.rules import judge
+from crawler.judge.sight import glance
 from crawler.models import Page, Role, SeenListing
 from crawler.scraping.file_links import FoundFiles, find_files
 from crawler.scraping.follow import Finder, Followed, LinkFinder
@@ -76,6 +77,20 @@ def examine(
     return read
 
 
+def shows_more(page: Page, response: Page, site: Site, budget: Budget) -> bool:
+    """Whether a rendered page shows more than the response that it came from."""
+    before, after = (_seen(each, site, budget) for each in (response, page))
+    return any(more > less for less, more in zip(before, after, strict=True))
+
+
+def _seen(page: Page, site: Site, budget: Budget) -> tuple[int, ...]:
+    """How much there is to see on a page: characters of text, those of links, cells and links."""
+    declared = page.header("content-type")
+    html = charset.utf8(page.body, declared, budget, site.encoding_of(page))
+    sight = glance(parse(html, budget), budget)
+    return sight.own, sight.linked, sight.cells, sight.links
+
+
 def _examined(page: Page, site: Site, budget: Budget, finder: Finder | None) -> ParsedPage:
     declared = page.header("content-type")
     if not page.body:
@@ -83,7 +98,7 @@ def _examined(page: Page, site: Site, budget: Budget, finder: Finder | None) -> 
     try:
         if not is_html(declared, page.body):
             return _parsed_text(page, declared, site, budget, finder)
-        html = charset.utf8(page.body, declared, budget, site.encoding)
+        html = charset.utf8(page.body, declared, budget, site.encoding_of(page))
         if not html:
             return _unread(page)
         return _parsed_html(page, html, site, budget, finder)
@@ -217,7 +232,7 @@ def _parsed_text(
     rules = site.kind_of(page.final_url) or site
     body = b""
     if is_text and (rules.fields or rules.structured or (finder and is_json)):
-        body = charset.utf8(page.body, declared, budget, site.encoding)
+        body = charset.utf8(page.body, declared, budget, site.encoding_of(page))
     if finder and is_json:
         unread = replace(unread, followed=finder.in_json(body, page))
     if scrapers.makes_record(site, finder and finder.role):

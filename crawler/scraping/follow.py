@@ -274,7 +274,7 @@ class LinkFinder(NamedTuple):
     ) -> Followed:
         """Add the next pages of lists that go on by script: tasks of method FORM."""
         task, declared = self.task, page.header("content-type")
-        name = charset.of(page.body, declared, self.budget, self.site.encoding)
+        name = charset.of(page.body, declared, self.budget, self.site.encoding_of(page))
         for rule, checksum in found.postbacks:
             forms = Forms(tree, page.final_url, name, self.budget)
             after = next_task(task.body, forms, rule.postback, self.form_session)

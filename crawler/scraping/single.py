@@ -15,7 +15,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
 from crawler.fetch.session import LiveSession, Session
-from crawler.models import Page, PreviousPage, Task, TaskStatus
+from crawler.models import JobOptions, Page, PreviousPage, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Permit, PermitClient, PermitRequest, Reservation
 from crawler.scraping.attempt import Attempt, FetchOptions
@@ -42,9 +42,9 @@ class SinglePages:
         Without a `session`, a page is fetched without signing in, whatever its site's file says.
         """
         self._settings, self._sites, self._robots_folder = settings, sites, robots
-        self._how = FetchOptions()
+        self._how = FetchOptions(JobOptions(fetcher="http"))
         if session:
-            self._how = FetchOptions(session=LiveSession(session))
+            self._how = FetchOptions(self._how.options, LiveSession(session))
         fail_max = settings.circuit_breaker_fail_max
         self._permits = PermitClient(permit or MemoryPermit("single", fail_max, fresh=False))
 

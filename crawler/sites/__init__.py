@@ -19,7 +19,7 @@ import msgspec
 
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
-from crawler.models import RateRule
+from crawler.models import RENDERED, Fetcher, Page, RateRule
 from crawler.sites import crawlfile, fieldfile, scrapers, secret_files, sitefile, yamlfile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.fieldfile import Field
@@ -61,6 +61,10 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     def covers(self, url: str) -> bool:
         """Return whether the host of a URL is one of the site's."""
         return any(_covers(pattern, host_of(url)) for pattern in self.hosts)
+
+    def encoding_of(self, page: Page) -> str | None:
+        """Return the charset that the site's file names for a page; a rendered one is UTF-8."""
+        return None if page.header(RENDERED) else self.encoding
 
     def __repr__(self) -> str:
         """Hide the values of headers, which may be secrets."""
@@ -128,6 +132,11 @@ class Sites:
         if platform and found is self._default and (named := self.named(platform)):
             return msgspec.structs.replace(named, headers=self.default.headers)
         return found.site
+
+    @property
+    def fetchers(self) -> set[Fetcher]:
+        """What fetches the pages of all sites."""
+        return {each.site.fetcher for each in (self._default, *self._named.values())}
 
     def named(self, name: str) -> Site | None:
         """Return the site whose file has that name."""

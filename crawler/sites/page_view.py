@@ -63,7 +63,7 @@ class PageView:
     def utf8(self) -> bytes:
         """The body in UTF-8."""
         declared = self._answer.header("content-type")
-        return charset.utf8(self.body, declared, self.budget, self.site.encoding)
+        return charset.utf8(self.body, declared, self.budget, self.site.encoding_of(self._answer))
 
     @cached_property
     def html(self) -> str:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from crawler.config import DEFAULT_RATE, interval
 from crawler.errors import InputError, UrlError
+from crawler.models import Fetcher
 from crawler.sites.fieldfile import (
     Field,
     checked_fields,
@@ -72,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = Retry()
     respect_robots: Boolean = True
     headers: tuple[tuple[str, str], ...] = ()
-    fetcher: Literal["http"] = "http"
+    fetcher: Fetcher = "http"
     url_template: str | None = None
     encoding: str | None = None  # the charset of every page, whatever pages and their headers say
     locale: str | None = None

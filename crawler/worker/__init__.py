@@ -23,7 +23,7 @@ from crawler.fetch.budget import Memory
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Outcome, TaskStatus
+from crawler.models import BROWSER, QUEUES, Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
 from crawler.scraping.attempt import FetchOptions
@@ -31,10 +31,18 @@ from crawler.sites import Sites
 from crawler.sites.live import LOOK_INTERVAL_S, LiveSites
 from crawler.worker.claims import POLL_S, Claimed, Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
-from crawler.worker.pages import MAX_SLOW_FACTOR, Attempts, Budgets, Capacity, Pages, Watcher
+from crawler.worker.pages import (
+    MAX_SLOW_FACTOR,
+    Attempts,
+    Browser,
+    Budgets,
+    Capacity,
+    Pages,
+    Watcher,
+)
 from crawler.worker.writer import Writer
 
-__all__ = ["Watcher", "Worker", "tune_garbage_collection"]
+__all__ = ["Browser", "Watcher", "Worker", "tune_garbage_collection"]
 
 T = TypeVar("T")
 
@@ -69,16 +77,23 @@ class Worker:
         given: FetchOptions | None = None,
         sites: Sites | None = None,
         queues: Sequence[str] = QUEUES,
+        browser: Browser | None = None,
     ) -> None:
         """`permit` makes the permit that is shared with other processes, from this one's owner id.
         `given` is how tasks without a job are fetched. `sites` are used as long as a file of a
-        site cannot be read. `queues` are told to others: no task of another queue is claimed."""
-        self._settings = settings
+        site cannot be read. `queues` are told to others: no task of another queue is claimed.
+        `browser` renders pages; without one, those that need it are left to other processes."""
+        self._settings, self._browser = settings, browser
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = lpm.store.id
         slots = 2 * MAX_SLOW_FACTOR * settings.pages + MAX_UNCOMMITTED
         self._owner = Owner(
-            lpm.owners, kind, slots, min_free=settings.min_free, queues=list(queues)
+            lpm.owners,
+            kind,
+            slots,
+            min_free=settings.min_free,
+            queues=list(queues),
+            renders=browser is not None,
         )
         trace = sys.stderr if kind == "cli" else self._owner.trace
         self._watchdog = Watchdog(settings.stall_s, trace)
@@ -101,7 +116,9 @@ class Worker:
         else:
             fail_max = settings.circuit_breaker_fail_max
             shared = MemoryPermit(self._owner.id, fail_max, fresh=False)
-        self._claims = Claims(lpm, self._owner.id, shared, known, disk, given)
+        renders = browser is not None
+        self._claims = Claims(lpm, self._owner.id, shared, known, disk, given, renders)
+        self._is_alone = given is not None
         client = Client.of(settings)
         budgets = Budgets(self._memory, self._owner, self._watchdog)
         robots = Robots(lpm.run / "robots")
@@ -115,6 +132,7 @@ class Worker:
             budgets,
             self._health,
             settings.soft_time_limit,
+            browser.render if browser else None,
         )
         self._pages = Pages(
             attempts,
@@ -124,7 +142,8 @@ class Worker:
             self._owner,
             self._writer.put,
             watch,
-            hold_retries=given is not None,
+            hold_retries=self._is_alone,
+            max_tabs=settings.tabs,
         )
         self._loop = uvloop.new_event_loop()
         ready: Future[None] = Future()
@@ -222,7 +241,7 @@ class Worker:
     # In the loop
 
     async def _live(self, client: Client, ready: Future[None]) -> None:
-        async with client:
+        async with client, self._browser or contextlib.nullcontext():
             services = (
                 self._watchdog.run(),
                 self._renew_permits(),
@@ -304,7 +323,8 @@ class Worker:
             if self._memory.is_full and not await self._free_memory(queues):
                 return [], True
             idle = self._pages.is_idle
-            claimed = await self._claims.run(self._claims.claim, queues, room, idle)
+            tabs = self._pages.free_tabs
+            claimed = await self._claims.run(self._claims.claim, queues, room, idle, tabs)
         except StoreError as error:
             self._health.note_store(str(error))
             await asyncio.sleep(1)
@@ -351,14 +371,19 @@ class Worker:
 
     async def _scrape(self, task: int, end: float) -> TaskStatus:
         while True:
-            status, not_before, domain, job_id = await self._claims.run(self._claims.state_of, task)
+            state = await self._claims.run(self._claims.state_of, task)
+            status, not_before, domain, job_id, needs = state
             is_open = status in (TaskStatus.PENDING, TaskStatus.PROCESSING)
-            if not is_open or time.monotonic() > end or self.stopping:
+            for_others = needs == BROWSER and self._browser is None
+            is_over = time.monotonic() > end or self.stopping or (for_others and self._is_alone)
+            if not is_open or is_over:
                 return status
             wait_s = not_before - time.time()
-            if not_before >= HELD:  # held for this process, which tries it again all the same
+            if for_others:
+                wait_s = POLL_S
+            elif not_before >= HELD:  # held for this process, which tries it again all the same
                 wait_s = self._pages.retry_at - time.monotonic()
-            if status is TaskStatus.PENDING and wait_s <= 0:
+            if status is TaskStatus.PENDING and wait_s <= 0 and not for_others:
                 claimed, wait_s = await self._claim_task(task, domain, job_id)
                 if claimed:
                     await self._pages.finish(claimed)

@@ -12,25 +12,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from crawler import times
 from crawler.config import failpoint
-from crawler.db.dispatch import Due, Place, Suspect
+from crawler.db.browser_pages import Learned, needs_browser
+from crawler.db.dispatch import Due, Place, Suspect, lines_of
+from crawler.db.tasks import TaskState
 from crawler.errors import FetchError, NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import (
+    BROWSER,
     CrawlOptions,
+    Line,
     Outcome,
     Page,
     PreviousPage,
     RateRule,
     Task,
-    TaskStatus,
 )
 from crawler.resilience.permit import (
     Permit,
@@ -42,6 +44,7 @@ from crawler.resilience.permit import (
 from crawler.scraping.attempt import FetchOptions
 from crawler.scraping.follow import LinkFilter
 from crawler.scraping.stored import rebuild_page
+from crawler.sites import Site
 from crawler.sites.live import LiveSites
 from crawler.worker.health import FreeSpace
 
@@ -142,7 +145,10 @@ class Claims:
         sites: LiveSites,
         disk: FreeSpace,
         given: FetchOptions | None = None,
+        renders: bool = False,
     ) -> None:
+        """`renders` says whether this process has a browser."""
+        self._renders = renders
         self._lpm, self._owner_id, self._sites, self._disk = lpm, owner_id, sites, disk
         self.permits = PermitClient(permit, self._shared_name)
         self.jobs = JobCache(lpm, sites, given)
@@ -154,6 +160,8 @@ class Claims:
         self.suspect: Suspect | None = None
         """A task to try alone, as soon as this process is idle."""
         self._no_suspect_before = 0.0
+        self._learned: Learned = {}
+        self._read_learned_at = -JOB_CACHE_S
         self._flush_scheduled = False
         self._thread = ThreadPoolExecutor(1, "claims")
 
@@ -211,6 +219,10 @@ class Claims:
         with contextlib.suppress(RuntimeError):  # stopped meanwhile: the stop has flushed
             self._thread.submit(self.permits.flush)
 
+    def was_learned(self, task: Task, site: Site) -> bool:
+        """Whether pages like that of a task needed a browser."""
+        return needs_browser(self._learned, task.domain, task.url, site.version)
+
     def release(self, lease: Lease) -> None:
         """Note that a lease has ended."""
         self._leases.discard(lease)
@@ -232,22 +244,28 @@ class Claims:
 
     # On the thread
 
-    def claim(self, queues: Sequence[str], room: int, idle: bool) -> tuple[list[Claimed], bool]:
-        """Lease up to `room` tasks that can begin now; says too whether others are due."""
+    def claim(
+        self, queues: Sequence[str], room: int, idle: bool, tabs: int = 0
+    ) -> tuple[list[Claimed], bool]:
+        """Lease up to `room` tasks that can begin now, of these up to `tabs` that need a browser;
+        says too whether others are due."""
         now = time.time()
         if not self._disk.is_enough():
             return [], True
         self._lpm.tasks.follow_clock(now, times.uptime(), times.boot_id())
         self._lpm.tasks.wake(now)
-        self.suspect = self._due_suspect(queues)
+        self._read_learned()
+        lines, left_out = self._lines(queues, tabs)
+        self.suspect = self._due_suspect(lines)
         if self.suspect and (idle or now - self.suspect.leased_at > SUSPECT_WAIT_S):
             return [], True
-        if not self._lpm.dispatch.has_due(queues):
-            return [], self.suspect is not None
-        wanted, more = self._wanted(queues, room)
-        reserved = self._reserve_all(wanted, room)
+        if not self._lpm.dispatch.has_due(lines):
+            return [], left_out or self.suspect is not None
+        wanted, more = self._wanted(lines, room, tabs)
+        most = partial(_most_of, wanted, room, tabs)
+        reserved = self._reserve_all(wanted, most)
         try:
-            places = self._places(wanted, reserved, room, queues)
+            places = self._places(wanted, reserved, most, lines)
             tasks, left = self._lpm.dispatch.claim(self._owner_id, places, room, now)
             claimed = self._with_reservations(tasks, wanted, reserved)
         finally:
@@ -260,7 +278,7 @@ class Claims:
         opens_s = self.permits.opens_s()
         if not wanted and opens_s is not None:  # all due tasks are at closed domains
             self.poll_s = min(max(opens_s, 0.005), MAX_CLOSED_POLL_S)
-        return claimed, more or left or len(places) < len(wanted)
+        return claimed, more or left or left_out or len(places) < len(wanted)
 
     def look_at_sites(self) -> None:
         """Read the files of sites again if they have changed."""
@@ -268,14 +286,14 @@ class Claims:
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due."""
-        return self._lpm.dispatch.has_due(queues)
+        return self._lpm.dispatch.has_due(lines_of(queues, self._renders))
 
     def unpublish(self, message_id: str) -> None:
         """Let the maintainer publish again what is left of a message."""
         self._lpm.dispatch.unpublish([message_id])
 
-    def state_of(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
-        """A task's status, the time it waits for, its domain and its job."""
+    def state_of(self, task: int) -> TaskState:
+        """Where a task stands."""
         return self._lpm.tasks.state_of(task)
 
     def stored_page(self, known: PreviousPage) -> Page | None:
@@ -301,37 +319,57 @@ class Claims:
             self._leases.add((claimed.id, claimed.fence))
         return claimed
 
-    def _due_suspect(self, queues: Sequence[str]) -> Suspect | None:
+    def _read_learned(self) -> None:
+        if time.monotonic() - self._read_learned_at >= JOB_CACHE_S:
+            self._learned = self._lpm.browser_pages.learned()
+            self._read_learned_at = time.monotonic()
+
+    def _lines(self, queues: Sequence[str], tabs: int) -> tuple[list[Line], bool]:
+        """Where to take tasks from now; says too whether others were left out for lack of tabs."""
+        lines = lines_of(queues, self._renders)
+        if tabs > 0:
+            return lines, False
+        without = [line for line in lines if line.needs != BROWSER]
+        return without, len(without) < len(lines)
+
+    def _due_suspect(self, lines: Sequence[Line]) -> Suspect | None:
         if time.monotonic() < self._no_suspect_before:
             return None
-        return self._lpm.dispatch.suspect(queues)
+        return self._lpm.dispatch.suspect(lines)
 
-    def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[Wanted], bool]:
+    def _wanted(self, lines: Sequence[Line], room: int, tabs: int) -> tuple[list[Wanted], bool]:
         """Domains with due tasks that may be asked now, the most urgent first; says too whether
         others have some."""
         self.permits.flush()
         wanted: list[Wanted] = []
         asked: set[str] = set()
         more = False
-        due_by_queue = (self._lpm.dispatch.due(name, self._last_domain) for name in queues)
-        for due in chain.from_iterable(due_by_queue):
-            if len(wanted) >= room:
-                return wanted, True
-            rule = self._rule(due.domain, due.job_id)
-            if rule.limited:
-                if due.domain in asked or self.permits.closed_s(due.domain):
-                    more = True  # permits of a domain go to its most urgent tasks
-                    continue
-                asked.add(due.domain)
-            wanted.append(Wanted(due, rule))
+        for line in lines:
+            places = room
+            if line.needs == BROWSER:
+                places = min(room, len(wanted) + tabs)
+            for due in self._lpm.dispatch.due(line, self._last_domain):
+                if len(wanted) >= places:
+                    more = True
+                    break
+                rule = self._rule(due.domain, due.job_id)
+                if rule.limited:
+                    if due.domain in asked or self.permits.closed_s(due.domain):
+                        more = True  # permits of a domain go to its most urgent tasks
+                        continue
+                    asked.add(due.domain)
+                wanted.append(Wanted(due, rule))
+                tabs -= line.needs == BROWSER
         return wanted, more
 
-    def _reserve_all(self, wanted: Sequence[Wanted], room: int) -> dict[str, list[Reservation]]:
+    def _reserve_all(
+        self, wanted: Sequence[Wanted], most: Callable[[Due], int]
+    ) -> dict[str, list[Reservation]]:
         asks = [
             PermitRequest(
                 domain=due.domain,
                 rule=rule,
-                wish=self._lpm.dispatch.due_count(due, room),
+                wish=self._lpm.dispatch.due_count(due, most(due)),
                 job=self._limit_of(due.job_id),
             )
             for due, rule in wanted
@@ -344,20 +382,20 @@ class Claims:
         self,
         wanted: Sequence[Wanted],
         reserved: dict[str, list[Reservation]],
-        room: int,
-        queues: Sequence[str],
+        most: Callable[[Due], int],
+        lines: Sequence[Line],
     ) -> list[Place]:
         """How many tasks may be claimed at each domain: as many as it gave permits."""
         places = []
         for due, rule in wanted:
             fits = partial(self._fits, due.domain, rule)
             if not rule.limited:
-                places.append(Place(due, room, fits))
+                places.append(Place(due, most(due), fits))
             elif mine := reserved[due.domain]:
                 # Bad pages often stand together. A page from elsewhere in the domain tells whether
                 # it is the pages or the domain, before the domain's circuit opens.
                 probes = mine[0].probe or self.permits.is_refusing(due.domain)
-                places.append(Place(due, len(mine), fits, queues if probes else ()))
+                places.append(Place(due, len(mine), fits, lines if probes else ()))
         return places
 
     def _with_reservations(
@@ -405,6 +443,14 @@ class Claims:
         if self._sites.limit_per(domain) == "domain":
             return domain
         return f"{domain}@{_own_address()}"
+
+
+def _most_of(wanted: Sequence[Wanted], room: int, tabs: int, due: Due) -> int:
+    """How many tasks may be claimed at one of the wanted places; all that need a browser share the
+    tabs."""
+    if due.line.needs != BROWSER:
+        return room
+    return max(1, tabs // sum(each.due.line.needs == BROWSER for each in wanted))
 
 
 @cache

@@ -6,16 +6,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from crawler.db.owners import Owner
 from crawler.db.store import HELD
-from crawler.errors import GaveWay, shortage_of
+from crawler.errors import FetchError, GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
+from crawler.fetch.http import Request, RequestHook
+from crawler.fetch.rendering import Rendered, RenderOptions
 from crawler.fetch.robots import Robots
-from crawler.models import Outcome, RateRule, Task, TaskStatus
-from crawler.scraping.attempt import Attempt, Fetch
+from crawler.models import BROWSER, Outcome, RateRule, Task, TaskStatus
+from crawler.scraping.attempt import BROWSER_CRASHED, Attempt, Fetch, Render
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claimed, Claims, Lease
@@ -41,8 +44,73 @@ MAX_GAVE_WAY_WAIT_S = 300.0
 MAX_GAVE_WAY_TASKS = 10_000
 """Tasks for which the number of times they gave way is remembered."""
 
+_CRASHES = (BROWSER_CRASHED, "page_crashed")
+
 Watcher = Callable[[Task, Outcome | None], None]
 """Called for every page: once when it begins, and once with its outcome after the commit."""
+
+
+class Browser(Protocol):
+    """Renders pages within its context."""
+
+    async def __aenter__(self) -> object:
+        """Get ready."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close what was opened."""
+
+    async def render(self, request: Request, hook: RequestHook, options: RenderOptions) -> Rendered:
+        """Return a page as it looks in a browser; the hook is entered around each navigation."""
+
+
+class Tabs:
+    """Lets pages into the browser. One that was in it at a crash goes in alone the next time: if
+    the browser dies again, it is that page's fault."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._in_use = 0
+        self._is_taken = False
+        self._left = asyncio.Condition()
+
+    def render_of(self, task: Task) -> Render:
+        """What renders the page of a task."""
+        return self._render_alone if task.error_type in _CRASHES else self._render_beside
+
+    async def _render_beside(
+        self, request: Request, hook: RequestHook, options: RenderOptions
+    ) -> Rendered:
+        async with self._left:
+            await self._left.wait_for(lambda: not self._is_taken)
+            self._in_use += 1
+        try:
+            return await self._render(request, hook, options)
+        finally:
+            async with self._left:
+                self._in_use -= 1
+                self._left.notify_all()
+
+    async def _render_alone(
+        self, request: Request, hook: RequestHook, options: RenderOptions
+    ) -> Rendered:
+        async with self._left:
+            await self._left.wait_for(lambda: not self._is_taken)
+            self._is_taken = True
+            try:
+                await self._left.wait_for(lambda: not self._in_use)
+            except BaseException:
+                self._is_taken = False
+                raise
+        try:
+            return await self._render(request, hook, options)
+        except FetchError as error:
+            if error.reason == BROWSER_CRASHED:
+                raise FetchError("page_crashed", error.message) from error
+            raise
+        finally:
+            async with self._left:
+                self._is_taken = False
+                self._left.notify_all()
 
 
 class Capacity:
@@ -140,9 +208,11 @@ class Attempts:
         budgets: Budgets,
         health: Health,
         limit_s: float,
+        render: Render | None = None,
     ) -> None:
         """An attempt that takes longer than `limit_s` is ended."""
         self._name, self._fetch, self._claims = name, fetch, claims
+        self._tabs = Tabs(render) if render else None
         self._limit_s = limit_s
         self._sites, self._robots = sites, robots
         self._budgets, self._health = budgets, health
@@ -179,16 +249,19 @@ class Attempts:
                 rule_now=partial(self._claims.rule_now, task.job_id),
                 waits=waits,
             )
+            site = known.of(task.url, task.platform)
             attempt = Attempt(
                 task,
-                known.of(task.url, task.platform),
+                site,
                 how,
                 fetch=self._fetch,
                 gate=gate,
                 robots=self._robots,
                 budget=budget,
                 worker=self._name,
+                render=self._tabs.render_of(task) if self._tabs else None,
                 stored_page=partial(self._claims.run, self._claims.stored_page),
+                was_learned=self._claims.was_learned(task, site),
             )
             return await self._run(attempt, gate, begun, rule, budget)
         except Exception as error:  # no task may stay leased to a process that has forgotten it
@@ -256,9 +329,11 @@ class Pages:
         store: Callable[[Outcome], None],
         watch: Watcher,
         hold_retries: bool,
+        max_tabs: int = 0,
     ) -> None:
         """`hold_retries`: only this process can try a page again, because only it knows the
-        session."""
+        session. `max_tabs`: pages that need a browser at a time."""
+        self._max_tabs, self._in_tabs = max_tabs, 0
         self._attempts, self._claims, self._budgets = attempts, claims, budgets
         self._capacity, self._owner, self._store = capacity, owner, store
         self._watch, self._hold_retries = watch, hold_retries
@@ -290,12 +365,18 @@ class Pages:
         """How many more pages may be claimed."""
         return self._capacity.free_places(len(self.fetching))
 
+    @property
+    def free_tabs(self) -> int:
+        """How many more pages that need a browser may be claimed."""
+        return self._max_tabs - self._in_tabs
+
     def begin(self, claimed: Claimed) -> None:
         """Start to fetch the page of a claimed task."""
         task = claimed.task
         page = _Page(self._budgets.new(task.id), task.role is not None)
         self._pages[task.id, task.fence] = page
         self._of_crawls += page.of_crawl
+        self._in_tabs += task.needs == BROWSER
         fetching = asyncio.get_running_loop().create_task(self._fetch(claimed, page))
         self.fetching.add(fetching)
         fetching.add_done_callback(self.fetching.discard)
@@ -325,6 +406,7 @@ class Pages:
             outcome = await self._attempts.run(claimed, page.budget, begin, waits)
         finally:
             self._capacity.end(lease)
+            self._in_tabs -= task.needs == BROWSER
             self._make_room()
         if outcome.status is TaskStatus.PENDING and self._hold_retries:
             self.retry_at = time.monotonic() + outcome.not_before - time.time()

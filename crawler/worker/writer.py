@@ -145,6 +145,8 @@ def _size(outcome: Outcome) -> int:
     size = len(outcome.record)
     if outcome.page:
         size += len(outcome.page.body)
+    if outcome.rendering:
+        size += len(outcome.rendering.response.body)
     return size
 
 

@@ -13,7 +13,7 @@ from crawler.db.dispatch import ALONE_DEATHS
 from crawler.db.owners import OwnerState
 from crawler.db.store import SUSPECT_DEATHS
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import TaskStatus
+from crawler.models import Line, TaskStatus
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import done, new
@@ -59,7 +59,7 @@ def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
     }
     # An ordinary claim does not get them, and each is offered by itself.
     assert [task.id for task in lpm.get_next_pending("owner", 10)] == [3]
-    suspect = lpm.dispatch.suspect(["default"])
+    suspect = lpm.dispatch.suspect([Line("default")])
     assert suspect is not None
     assert suspect.id == 1
 

@@ -345,7 +345,7 @@ def _keys(client: object, number: int) -> list[bytes]:
     return list(client.keys("*"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 8, 9, 10, 11])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12])
 def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, version: int) -> None:
     """It is backed up, migrated, and its open tasks are done; what was collected stays as it
     was."""
@@ -391,7 +391,7 @@ def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, versio
     assert len(list((folder.data / "pending").glob("*.json"))) == count - 1
 
 
-@pytest.mark.parametrize("version", [4, 5, 8, 9, 10, 11])
+@pytest.mark.parametrize("version", [4, 5, 8, 9, 10, 11, 12])
 def test_a_bundle_of_an_earlier_version_is_taken_in(folder: Folder, version: int) -> None:
     """Results that a program before this one has bundled are stored, each once."""
     with tarfile.open(
@@ -445,7 +445,7 @@ def test_a_store_is_not_migrated_under_the_hands_of_an_older_program(folder: Fol
     """While a process of the older version has the store, nothing of it is changed; afterwards it
     is migrated."""
     # Given a store of an earlier schema that some process shares, as every user of a store does
-    with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-11.tar.gz") as archive:
+    with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-12.tar.gz") as archive:
         archive.extractall(folder.path, filter="data")
     before = (folder.data / "lpm.db").read_bytes()
     lock = os.open(folder.data / "run" / "store.lock", os.O_RDONLY)

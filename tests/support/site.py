@@ -289,6 +289,22 @@ async def page(call: Call) -> bytes:
     return response(parcel(n))
 
 
+@serves("/shell/<n>", "A page that is empty until its script has run")
+async def shell(call: Call) -> bytes:
+    n = int(call.argument)
+    shown = json.dumps(shown_by_script(n))
+    script = f"""<script>document.getElementById('app').innerHTML = {shown};
+        document.title = 'Parcel {n}';</script>"""
+    wants = "<noscript>You need to enable JavaScript to run this app.</noscript>"
+    body = f'{wants}<div id="app"></div>{script}'
+    return response(document("Loading", body).encode(), 'ETag: "shell"')
+
+
+def shown_by_script(n: int) -> str:
+    """What the script of a shell shows."""
+    return f"<h1>Parcel {n}</h1><p>{REMARK} {REMARK}</p><p id=owner>{OWNERS[n % 3]}</p>"
+
+
 @serves("/slow/<s>", "A page after so many seconds")
 async def slow(call: Call) -> bytes:
     with call.books.serving():

@@ -48,7 +48,7 @@ def test_settings_that_prevent_losses() -> None:
     assert conf.worker_send_task_events
     assert conf.enable_utc
     queues = {queue.name: (queue.exchange.name, queue.routing_key) for queue in conf.task_queues}
-    assert queues == {"urgent": ("urgent", "urgent"), "default": ("default", "default")}
+    assert queues == {name: (name, name) for name in ("urgent", "default", "browser")}
 
 
 @pytest.mark.parametrize(

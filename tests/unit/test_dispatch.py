@@ -12,7 +12,7 @@ from crawler.db import owners
 from crawler.db.dispatch import Place
 from crawler.db.owners import Owner
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, SentRequest, Task, TaskStatus
+from crawler.models import Line, Outcome, SentRequest, Task, TaskStatus
 from tests.support.tasks import done, new
 
 
@@ -91,8 +91,8 @@ def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
     lpm.tasks.wake(time.time())
 
     def probe() -> list[str]:
-        [due] = lpm.dispatch.due("default")
-        place = Place(due, 1, lambda job: True, ("urgent", "default"))
+        [due] = lpm.dispatch.due(Line("default"))
+        place = Place(due, 1, lambda job: True, (Line("urgent"), Line("default")))
         return [
             task.url[-1]
             for task in lpm.dispatch.claim("owner", [place], 1, time.time(), lambda: chance)[0]
@@ -109,10 +109,10 @@ def test_a_probe_may_be_of_another_queue(lpm: LocalPersistenceManager) -> None:
     lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 1)))
     lpm.persist_tasks([new("http://a.example/default")])
     lpm.tasks.wake(time.time())
-    [due] = lpm.dispatch.due("urgent")
+    [due] = lpm.dispatch.due(Line("urgent"))
 
     [task], _ = lpm.dispatch.claim(
-        "o", [Place(due, 1, lambda job: True, ("urgent", "default"))], 1, time.time()
+        "o", [Place(due, 1, lambda job: True, (Line("urgent"), Line("default")))], 1, time.time()
     )
 
     assert task.url.endswith("/default")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from crawler.db import owners
@@ -13,16 +14,18 @@ from crawler.db.store import HELD
 from crawler.errors import FetchError
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Request, RequestHook
+from crawler.fetch.rendering import Rendered, RenderOptions
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, Page, TaskStatus
+from crawler.models import JobOptions, Outcome, Page, TaskStatus
 from crawler.resilience.memory import MemoryPermit
+from crawler.scraping.attempt import BROWSER_CRASHED, Render
 from crawler.sites.live import LiveSites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MIN_PAGES, Attempts, Budgets, Capacity, Pages
 from tests.support.clock import Clock
-from tests.support.tasks import new, page
+from tests.support.tasks import new, open_job, page
 
 
 def test_capacity_follows_the_lag_of_the_loop() -> None:
@@ -65,7 +68,13 @@ def test_slow_pages_make_room_for_others_up_to_a_limit() -> None:
 class Process:
     """The parts of a worker process around its pages; `answer` stands for all servers."""
 
-    def __init__(self, folder: Path, rate: str = "none", limit_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rate: str = "none",
+        limit_s: float = 600.0,
+        render: Render | None = None,
+    ) -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.owner = owners.Owner(self.lpm.owners, "worker", slots=1)
         known, memory, disk = LiveSites(folder / "none", rate), Memory(), FreeSpace(folder, 0)
@@ -83,6 +92,7 @@ class Process:
             self.budgets,
             self.health,
             limit_s,
+            render,
         )
         self.answer: Callable[[str], Page] = page
         self.watched: list[Outcome | None] = []
@@ -223,3 +233,36 @@ def test_others_see_until_when_a_page_waits_for_its_next_permit(tmp_path: Path) 
     assert outcome.status is TaskStatus.COMPLETED
     assert len(outcome.sent) == 2
     assert began < waiting[0] <= time.monotonic()
+
+
+def test_a_dead_browser_costs_its_pages_a_fetch_and_a_page_alone_in_it_a_failure(
+    tmp_path: Path,
+) -> None:
+    """None of the pages that were in it together is blamed; each goes in alone the next time."""
+
+    async def die(request: Request, hook: RequestHook, options: RenderOptions) -> Rendered:
+        async with hook(request.url):
+            raise FetchError(BROWSER_CRASHED, "the browser has died")
+
+    # Given a page for a browser that dies of it
+    process = Process(tmp_path, render=die)
+    job = open_job(process.lpm)
+    options = "UPDATE jobs SET options = ?"
+    encoded = msgspec.json.encode(JobOptions(fetcher="browser")).decode()
+    process.lpm.store.durable.execute(options, (encoded,))
+    process.lpm.persist_tasks([new("http://a.example/")], job=job)
+
+    # When it is tried twice
+    counts = []
+    for _ in range(2):
+        process.lpm.store.durable.execute("UPDATE tasks SET not_before = 0")
+        asyncio.run(process.crawl())
+        columns = "status, attempts, failures, strikes, error_type"
+        counts.append(process.lpm.store.db.one(f"SELECT {columns} FROM tasks"))
+    process.close()
+
+    # Then only the second time, when it was alone, is its failure
+    assert counts == [
+        ("pending", 1, 0, 0, "browser_crashed"),
+        ("pending", 2, 1, 0, "page_crashed"),
+    ]

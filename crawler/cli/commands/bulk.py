@@ -19,6 +19,7 @@ from crawler.cli.options import (
     Duration,
     Rate,
     data_dir_option,
+    fetcher_option,
     json_option,
     robots_option,
     session_options,
@@ -37,7 +38,7 @@ from crawler.errors import InputError, ServiceError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Job, JobOptions
+from crawler.models import QUEUES, Fetcher, Job, JobOptions
 from crawler.waits import WaitFinder, endless_wait
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ _IMPORT_OPTIONS = (
         help="Requests to each domain: 50/s, 30/m, or none for servers of your own.",
     ),
     click.option("--url-column", help="Column with the URLs (default: url)."),
+    fetcher_option,
     robots_option,
     session_options,
     json_option,
@@ -108,6 +110,7 @@ def import_options(command: Callable[..., T]) -> Callable[..., T]:
         job_name: str | None,
         rate: str | None,
         url_column: str | None,
+        fetcher: Fetcher | None,
         ignore_robots: bool,
         **others: Any,
     ) -> T:
@@ -115,7 +118,9 @@ def import_options(command: Callable[..., T]) -> Callable[..., T]:
             "fresh_for_s": fresh_for,
             "deadline": deadline,
             "job_name": job_name,
-            "how": JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
+            "how": JobOptions(
+                rate=rate, ignore_robots=ignore_robots, url_column=url_column, fetcher=fetcher
+            ),
         }
         return command(options=options, **others)
 

@@ -11,6 +11,7 @@ from crawler.cli.options import (
     Deadline,
     Rate,
     data_dir_option,
+    fetcher_option,
     json_option,
     robots_option,
     session_options,
@@ -19,7 +20,7 @@ from crawler.cli.options import (
 from crawler.cli.output import say
 from crawler.cli.running import report, run_job
 from crawler.logs import counted
-from crawler.models import MAX_CRAWL_PAGES, JobOptions
+from crawler.models import MAX_CRAWL_PAGES, Fetcher, JobOptions
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 )
 @queue_option
 @workers_option
+@fetcher_option
 @robots_option
 @session_options
 @json_option
@@ -89,6 +91,7 @@ def crawl(
     rate: str | None,
     queue: str,
     workers: int | None,
+    fetcher: Fetcher | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
@@ -111,7 +114,7 @@ def crawl(
     begun = crawls.plan(
         known,
         starts,
-        JobOptions(rate=rate, ignore_robots=ignore_robots),
+        JobOptions(rate=rate, ignore_robots=ignore_robots, fetcher=fetcher),
         subdomains=subdomains,
         depth=depth,
         include=include,

@@ -16,13 +16,19 @@ import click
 import msgspec
 
 from crawler import config, urls
-from crawler.cli.options import data_dir_option, json_option, robots_option, session_options
+from crawler.cli.options import (
+    data_dir_option,
+    fetcher_option,
+    json_option,
+    robots_option,
+    session_options,
+)
 from crawler.cli.output import existing_store, print_json, require_store, say
 from crawler.config import Settings, program
 from crawler.errors import FetchError, InputError, UsageError
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import JobOptions, NewTask, Page, TaskStatus
+from crawler.models import Fetcher, JobOptions, NewTask, Page, TaskStatus
 from crawler.results import whole_file
 
 if TYPE_CHECKING:
@@ -47,6 +53,7 @@ _LINK = re.compile("<link", re.IGNORECASE)
     is_flag=True,
     help="Fetch nothing: parse the stored page again and compare.",
 )
+@fetcher_option
 @robots_option
 @session_options
 @json_option
@@ -55,6 +62,7 @@ def scrape(
     url: str,
     local: bool,
     from_store: bool,
+    fetcher: Fetcher | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
@@ -77,7 +85,7 @@ def scrape(
     settings = config.load()
     if from_store:
         return _parse_stored(settings, urls.parse(url), as_json)
-    report = fetch_now(settings, url, local, ignore_robots, session)
+    report = fetch_now(settings, url, local, ignore_robots, session, fetcher)
     if as_json:
         print_json(report)
     else:
@@ -91,6 +99,7 @@ def fetch_now(
     local: bool = False,
     ignore_robots: bool = False,
     session: "Session | None" = None,
+    fetcher: Fetcher | None = None,
 ) -> dict[str, Any]:
     """Fetch a URL as a task of its own, and return its report."""
     address = urls.parse(url)
@@ -99,14 +108,14 @@ def fetch_now(
 
         session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
     session = _with_site_secrets(settings, address.url, session)
-    local = local or ignore_robots or session is not None
+    local = local or ignore_robots or session is not None or fetcher is not None
     call_id = str(uuid.uuid4())
     new = NewTask(address=address, priority=1, external_id=call_id)
     with LocalPersistenceManager(settings.data_dir) as lpm:
         add = partial(lpm.tasks.add_call, new, loopback=True, held=local)
         task = None if local else add()
         if task is None or not _through_queue(lpm, address.url, call_id, task):
-            how = JobOptions(ignore_robots=ignore_robots)
+            how = JobOptions(ignore_robots=ignore_robots, fetcher=fetcher)
             task = _in_this_process(settings, lpm, add, how, session)
         return lpm.results.report(task)
 
@@ -152,12 +161,14 @@ def _in_this_process(
     from crawler.orchestrator import terminated_by_signal
     from crawler.scraping.attempt import FetchOptions
     from crawler.worker import Worker, tune_garbage_collection
+    from crawler.worker.browser import find_browser
 
     logs.setup("warning")
     lpm.bury()
     tune_garbage_collection()
     given = FetchOptions(how, LiveSession(session))
-    worker = Worker(settings, "cli", permit=shared_permit(settings), given=given)
+    browser = find_browser(settings)
+    worker = Worker(settings, "cli", permit=shared_permit(settings), given=given, browser=browser)
     with terminated_by_signal():
         try:
             task = add()
@@ -182,7 +193,7 @@ def _through_queue(lpm: LocalPersistenceManager, url: str, call_id: str, task: i
         scrape_task.apply_async((url,), task_id=call_id, queue="urgent", retry=False)
     end = time.monotonic() + SCRAPE_LIMIT_S
     while time.monotonic() < end:
-        if lpm.tasks.state_of(task)[0] not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
+        if lpm.tasks.state_of(task).status not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
             return True
         time.sleep(0.05)
     say("the task is still open; the stack continues with it")

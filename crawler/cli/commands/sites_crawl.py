@@ -15,6 +15,7 @@ from crawler.cli.commands.bulk import queue_option
 from crawler.cli.options import (
     Rate,
     data_dir_option,
+    fetcher_option,
     json_option,
     robots_option,
     session_options,
@@ -39,7 +40,7 @@ from crawler.db.listing_views import Conflicts
 from crawler.errors import InputError, UsageError
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions, Receipt, Role, TaskStatus
+from crawler.models import Fetcher, Job, JobOptions, Receipt, Role, TaskStatus
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -73,6 +74,7 @@ _MIN_NAME_WIDTH = 8
 )
 @queue_option
 @workers_option
+@fetcher_option
 @robots_option
 @session_options
 @json_option
@@ -86,6 +88,7 @@ def crawl(
     rate: str | None,
     queue: str,
     workers: int | None,
+    fetcher: Fetcher | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
@@ -104,7 +107,7 @@ def crawl(
         raise click.UsageError("--parallel and --sequential exclude each other")
     settings = config.load()
     known = sites.load(settings.config_dir, settings.rate)
-    options = JobOptions(rate=rate, ignore_robots=ignore_robots)
+    options = JobOptions(rate=rate, ignore_robots=ignore_robots, fetcher=fetcher)
     planned, skipped = _plan(settings, known, names, limit, options, session)
     jobs: dict[str, Job] = {}
     begun = _begin(settings, planned, queue, session, jobs)

@@ -17,13 +17,19 @@ import click
 import msgspec
 
 from crawler import config
-from crawler.cli.options import Number, data_dir_option, json_option, workers_option
+from crawler.cli.options import (
+    Number,
+    browsers_option,
+    data_dir_option,
+    json_option,
+    workers_option,
+)
 from crawler.cli.output import print_json, say
 from crawler.config import Settings, program
 from crawler.errors import InputError, StackIsUp
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import JobOptions
+from crawler.models import BROWSER, JobOptions
 
 if TYPE_CHECKING:
     from crawler.doctor import ReparsedPage
@@ -68,8 +74,9 @@ def started(stack: "Orchestrator") -> Iterator[None]:
 @click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
 @click.option("--beat", is_flag=True, help="Run the schedules of config/schedules.yaml too.")
 @click.option("--api", is_flag=True, help="Serve the HTTP API too, on 127.0.0.1.")
+@browsers_option
 @data_dir_option
-def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
+def up(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) -> None:
     """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
@@ -77,6 +84,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
       python -m crawler up --workers 4 --flower
       python -m crawler up --beat
       python -m crawler up --api
+      python -m crawler up --browsers 2
     """
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.stack import read_stack
@@ -90,7 +98,8 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
         return
     if stack.up and stack.ready and stack.supervisor:
         lacks = (flower and not stack.flower_url) or (beat and not stack.beat)
-        if workers or lacks or (api and not stack.api):
+        lacks |= bool((browsers and not stack.browsers) or (api and not stack.api))
+        if workers or lacks:
             raise click.UsageError(
                 f"the stack is up already, with other options; stop it first: {program()} down"
             )
@@ -99,7 +108,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
     if flower:
         check_flower()
     say("starting Redis and workers …")
-    stack = spawn_supervisor(settings, workers, flower, beat, api)
+    stack = spawn_supervisor(settings, workers, flower, beat, api, browsers)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")
     if stack.flower_url:
         print(f"Flower: {stack.flower_url}")
@@ -154,17 +163,23 @@ def down() -> None:
 
 @click.command()
 @workers_option
+@click.option(
+    "--browser", is_flag=True, help="Render the pages that need a browser: -Q browser instead."
+)
 @data_dir_option
-def worker(workers: int | None) -> None:
+def worker(workers: int | None, browser: bool) -> None:
     """Run a worker in this terminal: celery -A crawler worker -Q urgent,default.
 
     \b
     Example:
       python -m crawler worker --workers 4
+      python -m crawler worker --browser --workers 1
     """
     config.load()
-    count = workers or os.cpu_count() or 1
-    command = f"-m celery -A crawler worker -Q urgent,default -c {count}"
+    count, queues = workers or os.cpu_count() or 1, "urgent,default"
+    if browser:
+        count, queues = workers or 1, BROWSER
+    command = f"-m celery -A crawler worker -Q {queues} -c {count}"
     os.execv(sys.executable, [sys.executable, *command.split()])
 
 
@@ -173,13 +188,16 @@ def worker(workers: int | None) -> None:
 @click.option("--flower", is_flag=True)
 @click.option("--beat", is_flag=True)
 @click.option("--api", is_flag=True)
-def supervise(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
+@browsers_option
+def supervise(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) -> None:
     """The background process of `up`."""
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
     with (
         terminated_by_signal(),
-        Orchestrator(config.load(), workers, flower, beat=beat, join=False, api=api) as stack,
+        Orchestrator(
+            config.load(), workers, flower, beat=beat, join=False, api=api, browsers=browsers
+        ) as stack,
     ):
         stack.start_all()
         while True:

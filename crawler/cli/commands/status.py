@@ -29,7 +29,7 @@ from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Job, JobStatus, TaskCounts
+from crawler.models import MESSAGE_QUEUES, Job, JobStatus, TaskCounts
 from crawler.waits import (
     SHOWN_SLOWDOWN,
     WaitFinder,
@@ -60,7 +60,9 @@ _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped"
 _WITHOUT_RESULT = ("failed", "skipped", "expired")
 _FULL_SOON_S = 90 * 86400.0
 """A disk that lasts longer is not worth a word."""
-_SERVICES = ("supervisor", "redis", "worker", "agent", "beat", "api", "flower")
+MAX_PATTERNS_SHOWN = 5
+"""Patterns of pages of a domain that a browser renders."""
+_SERVICES = ("supervisor", "redis", "worker", "browsers", "agent", "beat", "api", "flower")
 
 
 @click.command()
@@ -109,7 +111,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "books": TaskCounts(),
         "jobs": {},
-        "queues": dict.fromkeys(QUEUES, 0),
+        "queues": dict.fromkeys(MESSAGE_QUEUES, 0),
         "job_facts": {},
         "domains": {},
         "rate": 0.0,
@@ -221,6 +223,9 @@ def _pids(settings: Settings) -> dict[str, Any]:
 
     stack = read_stack(settings.data_dir)
     workers = owners.workers(_owners(settings))
+    browsers = owners.browsers(_owners(settings))
+    for pid in browsers:
+        workers.pop(pid, None)
     return {
         "unreadable": stack.unreadable,
         "still": _stopped_processes(settings, stack),
@@ -231,13 +236,20 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "has_beat": is_beat_running(settings.data_dir),  # also one without a stack
         "api": _living_pid(stack.api),
         "flower": _living_pid(stack.flower),
-        "workers": [
-            {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
-        ],
+        "workers": _with_children(workers),
+        "browsers": _with_children(browsers),
         "direct": sorted(
             note.pid for note in owners.living(_owners(settings)) if note.about["kind"] == "direct"
         ),
     }
+
+
+def _with_children(workers: dict[int, list[int]]) -> list[dict[str, Any]]:
+    return [{"pid": pid, "children": sorted(workers[pid])} for pid in sorted(workers)]
+
+
+def _shown_workers(workers: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{each['pid']} with {len(each['children'])} children" for each in workers)
 
 
 def _living_pid(mark: "ProcessMark | None") -> int | None:
@@ -325,7 +337,7 @@ def _redis(settings: Settings) -> dict[str, Any]:
             "up": True,
             "used_memory": memory["used_memory"],
             "maxmemory_policy": memory.get("maxmemory_policy"),
-            "messages": {name: client.llen(name) for name in QUEUES},
+            "messages": {name: client.llen(name) for name in MESSAGE_QUEUES},
         }
         client.close()
     except redis.RedisError:
@@ -448,12 +460,13 @@ def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
     redis_state = "down"
     if redis["up"]:
         redis_state = f"up ({sum(redis['messages'].values()):,} messages)"
-    workers = [f"{each['pid']} with {len(each['children'])} children" for each in pids["workers"]]
     parts = [
         f"supervisor {supervisor}",
         f"redis {redis_state}",
-        f"workers {', '.join(workers) or 'none'}",
+        f"workers {_shown_workers(pids['workers']) or 'none'}",
     ]
+    if pids["browsers"]:
+        parts.append(f"browsers {_shown_workers(pids['browsers'])}")
     if pids["direct"]:
         parts.append(f"processes of programs {', '.join(map(str, pids['direct']))}")
     if pids["agent"]:
@@ -745,16 +758,32 @@ def _hint(domain: str, names: list[str]) -> str:
 
 def _print_domains(as_json: bool) -> None:
     settings = config.load()
+    learned: dict[str, list[str]] = {}
+    if LocalPersistenceManager.exists(settings.data_dir):
+        with LocalPersistenceManager(settings.data_dir) as lpm:
+            for page in lpm.browser_pages.listed():
+                learned.setdefault(page.domain, []).append(page.pattern)
     with open_rate_limiter(settings) as shared:
         found = shared.domains(time.time())
     if as_json:
-        print_json(found)
+        patterns = [{"browser_pages": learned.get(each.domain, [])} for each in found]
+        facts = zip(map(msgspec.structs.asdict, found), patterns, strict=True)
+        print_json([about | more for about, more in facts])
         return
     if not found:
         print(
             "No domain has a state: workers record it while they crawl, and idle ones are forgotten"
         )
-        return
+    else:
+        _print_states(found)
+    for domain, paths in learned.items():
+        shown = ", ".join(map(printable, paths[:MAX_PATTERNS_SHOWN]))
+        more = f" and {len(paths) - MAX_PATTERNS_SHOWN} more" * (len(paths) > MAX_PATTERNS_SHOWN)
+        print(f"{printable(domain)}: a browser renders {shown}{more}")
+
+
+def _print_states(found: list["DomainStatus"]) -> None:
+    settings = config.load()
     now, tz = time.time(), times.zone(settings.timezone)
     found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
     rows = [("domain", "limits", "in flight", "state")]
@@ -840,6 +869,9 @@ def _print_audit(each: "Audit", by_minute: bool, now: float, tz: tzinfo | None) 
     )
     if each.unrecorded:
         print(f"  and up to {each.unrecorded:,} unrecorded requests of killed workers")
+    if each.received:
+        more = f"{each.subrequests:,} requests of rendered pages, {each.received:,} bytes in all"
+        print(f"  and {more}")
     if by_minute:
         for minute in each.minutes:
             most = f"{minute.most_in_window:,} within a {unit}, {minute.most_at_a_time:,} at a time"

@@ -1,0 +1,220 @@
+"""Pages that need a browser take the way of all others: permits, verdict, record, store, audit."""
+
+import os
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from crawler.config import Settings
+from crawler.history import audit, step_text, timeline
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES, Fetcher, Job, JobOptions
+from crawler.waits import WaitFinder
+from crawler.worker import Worker
+from tests.support.browser import LACKING, chromium
+from tests.support.renderer import Browser
+from tests.support.site import Site
+from tests.support.stack import Folder, wait_for
+from tests.support.tasks import new
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason=LACKING)
+ROOT = Path(__file__).parents[2]
+
+
+class Pages:
+    """A store, and processes with and without a browser that work on it one after the other."""
+
+    def __init__(self, folder: Path, site: Site) -> None:
+        self.site, self.data = site, folder / "data"
+        self.settings = Settings(
+            data_dir=self.data, config_dir=folder / "config", min_free=0, rate="none", slice_s=20
+        )
+        self.lpm = LocalPersistenceManager(self.data)
+
+    def job(self, *paths: str, fetcher: Fetcher) -> Job:
+        """A job with these pages, all of them due for processes without a browser."""
+        job = self.lpm.imports.open_job(
+            key=fetcher, name=fetcher, queue="default", source="file", source_file=None,
+            batch_size=100, now=time.time(), options=JobOptions(fetcher=fetcher),
+        )  # fmt: skip
+        self.add(job, *paths)
+        return job
+
+    def add(self, job: Job, *paths: str) -> None:
+        """Add pages to a job."""
+        self.lpm.persist_tasks(
+            [new(self.site.url + path) for path in paths], job=job, loopback=True
+        )
+
+    def work(self, browser: bool) -> None:
+        """Work on what is due, with a browser on what needs one, too."""
+        queues, its = QUEUES, None
+        if browser:
+            queues, its = MESSAGE_QUEUES, Browser.of(self.settings)
+        worker = Worker(self.settings, queues=queues, browser=its)
+        try:
+            worker.run_slice("", queues)
+            worker.finish_pages(60)
+        finally:
+            worker.stop()
+
+    def row(self, columns: str, path: str) -> tuple[Any, ...]:
+        """Columns of a page's task."""
+        [row] = self.lpm.store.db.all(
+            f"SELECT {columns} FROM tasks WHERE url = ?", (self.site.url + path,)
+        )
+        return tuple(row)
+
+    def kinds(self, path: str) -> list[str]:
+        """What happened to a page."""
+        [id_] = self.row("id", path)
+        return [kind for _, kind, _ in self.lpm.timeline.events(id_)]
+
+
+@pytest.fixture
+def pages(tmp_path: Path, site: Site) -> Iterator[Pages]:
+    """A store without tasks."""
+    pages = Pages(tmp_path, site)
+    yield pages
+    pages.lpm.close()
+
+
+def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(pages: Pages) -> None:
+    """A process without a browser leaves it alone, at no cost; rendered, it has its record, its DOM
+    and before it the response as stored pages, and its other requests in the audit."""
+    # Given a page that a script makes
+    job = pages.job("/shell/1", fetcher="browser")
+
+    # When a process without a browser takes it, and then one with a browser
+    pages.work(browser=False)
+    left = pages.row("status, needs, attempts, failures", "/shell/1")
+    asked = pages.site.hits().get("/shell/1", 0)
+    waits = WaitFinder(pages.settings, pages.lpm)._browser_waits(
+        job, pages.lpm.counts.progress(job), []
+    )
+    pages.work(browser=True)
+
+    # Then it was left with no request, and what it waits for was said
+    assert left == ("pending", BROWSER, 0, 0)
+    assert asked == 0
+    assert waits[0].what == "1 page waits for a browser, and no worker has one"
+    assert "up --browsers 1" in waits[0].command
+    # Then its record is that of the DOM
+    assert pages.kinds("/shell/1") == ["needs a browser", "completed"]
+    [result] = pages.lpm.results.read(job)
+    assert result["data"]["title"] == "Parcel 1"
+    # Then both are stored, the response directly before the page
+    raw = result["raw"]
+    text = (pages.data / "raw" / raw["segment"]).read_bytes()
+    page = zlib.decompress(text[raw["offset"] : raw["offset"] + raw["length"]], wbits=31)
+    before = zlib.decompressobj(wbits=31)
+    rest = text[: raw["offset"]]
+    while rest:
+        before = zlib.decompressobj(wbits=31)
+        response, rest = before.decompress(rest), before.unused_data
+    assert b"<h1>Parcel 1</h1>" in page
+    assert b'<div id="app"></div>' in response
+    [id_] = [line for line in response.split(b"\r\n") if line.startswith(b"WARC-Record-ID: ")]
+    assert id_.replace(b"Record-ID", b"Concurrent-To") in page
+    head, _ = pages.lpm.pages.of_result(pages.row("id", "/shell/1")[0]) or ("", b"")
+    assert "crawler-rendered: yes" in head
+    # Then the timeline and the audit tell of the other requests
+    steps = timeline(pages.lpm, pages.row("id", "/shell/1")[0]).steps
+    assert any("rendered with 2 requests more" in step_text(step, None, None) for step in steps)
+    assert [each.subrequests for each in audit(pages.lpm)] == [2]
+
+
+def test_what_needs_no_browser_is_fetched_without_one(pages: Pages) -> None:
+    """A page that was left to a browser before its site's file was changed takes the way of HTTP
+    in a process with a browser."""
+    job = pages.job(fetcher="http")
+    url = pages.site.url + "/page/1"
+    pages.lpm.persist_tasks([new(url, needs=BROWSER)], job=job, loopback=True)
+
+    pages.work(browser=True)
+
+    [result] = pages.lpm.results.read(job)
+    assert result["verdict"] == "ok"
+    assert pages.site.hits()["/page/1"] == 1
+
+
+def test_auto_learns_which_pages_need_a_browser(pages: Pages) -> None:
+    """The first page costs an attempt and no failure; those like it go to the browser at once, the
+    others never. What a browser shows no better is fetched by HTTP again."""
+    # Given a crawl that decides page by page
+    job = pages.job("/shell/1", "/page/1", fetcher="auto")
+    pages.work(browser=False)
+    assert pages.row("status, needs, attempts, failures", "/shell/1") == ("pending", BROWSER, 1, 0)
+    assert pages.row("status, needs", "/page/1") == ("completed", "http")
+    assert [each.pattern for each in pages.lpm.browser_pages.listed()] == ["/shell/*"]
+
+    # When another page like it comes
+    pages.add(job, "/shell/2")
+    pages.work(browser=False)
+    untried = pages.row("status, needs, attempts", "/shell/2")
+    pages.work(browser=True)
+
+    # Then it has gone to the browser at once, and both are there
+    assert untried == ("pending", BROWSER, 0)
+    titles = {result["data"]["title"] for result in pages.lpm.results.read(job)}
+    assert {"Parcel 1", "Parcel 2"} <= titles
+    assert pages.lpm.counts.in_browsers(job) == 2
+
+    # When a page of a pattern shows the same in both
+    db = pages.lpm.store.durable
+    db.execute("UPDATE browser_pages SET pattern = '/page/*'")
+    pages.add(job, "/page/2")
+    pages.work(browser=True)
+
+    # Then that is forgotten
+    assert pages.row("status", "/page/2") == ("completed",)
+    assert pages.lpm.browser_pages.listed() == []
+
+
+def test_a_stack_renders_pages_through_kills(tmp_path: Path, site: Site) -> None:
+    """`up --browsers` starts a worker for them, which is shown and stopped with the others; what a
+    killed child was rendering is rendered again, once."""
+    paths = f"{ROOT / 'tests' / 'support' / 'with_browser'}{os.pathsep}{ROOT}"
+    folder = Folder(tmp_path, PYTHONPATH=paths)
+    try:
+        # Given a stack with a browser worker, and a list of pages for it
+        assert folder.crawler("up", "--workers", "1", "--browsers", "1").returncode == 0
+        pids = folder.status()["pids"]
+        [worker] = pids["browsers"]
+        assert worker["pid"] not in [each["pid"] for each in pids["workers"]]
+        file = folder.write("shells.txt", [f"{site.url}/shell/{n}" for n in range(12)])
+        imported = folder.crawler("bulk", "import", str(file), "--fetcher", "browser")
+        assert imported.returncode == 0, imported.stderr
+
+        # When its child is killed while it renders, and later the whole worker
+        wait_for(lambda: _in_flight(folder), 60, "pages in a browser")
+        os.kill(worker["children"][0], signal.SIGKILL)
+        folder.wait_until_completed(4, 120)
+        os.kill(worker["pid"], signal.SIGKILL)
+        books = folder.wait_until_done(12, 300)
+
+        # Then nothing is lost, and nothing came twice
+        assert (books.completed, books.failed) == (12, 0)
+        results = folder.results()
+        assert sorted(each["data"]["title"] for each in results) == sorted(
+            f"Parcel {n}" for n in range(12)
+        )
+        assert folder.crawler("job", "verify", "shells.txt").returncode == 0
+        [started_again] = folder.status()["pids"]["browsers"]
+        assert folder.crawler("down").returncode == 0
+        assert not psutil.pid_exists(started_again["pid"])
+    finally:
+        folder.crawler("down")
+        folder.stop()
+
+
+def _in_flight(folder: Folder) -> bool:
+    with LocalPersistenceManager(folder.data) as lpm:
+        sql = "SELECT count(*) FROM tasks WHERE status = 'processing' AND needs = 'browser'"
+        return bool(lpm.store.db.value(sql))
