@@ -74,6 +74,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The proxy for https pages."""
     no_proxy: str | None = None
     """Hosts to reach without a proxy, separated by commas. This machine is always one of them."""
+    browser_path: Path | None = None
+    """The Chromium for pages that need a browser. Default: the first of chromium-headless-shell,
+    chromium, chromium-browser, google-chrome and google-chrome-stable on PATH."""
     min_free: int = 500_000_000
     """Free bytes on the disk below which fetching pauses."""
     pages: int = 256

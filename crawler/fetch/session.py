@@ -145,6 +145,13 @@ class Jars:
         for cookie in cookies:
             self._put(cookie, now, uptime)
 
+    def live(self) -> list[Cookie]:
+        """Return all cookies that are sent somewhere."""
+        now, uptime = self._clock(), self._uptime()
+        jars: list[Iterable[Cookie]] = [jar.values() for jar in self._jars.values()]
+        jars += [given for domain, given in self._given.items() if domain not in self._jars]
+        return [cookie for jar in jars for cookie in jar if cookie.is_live(now, uptime)]
+
     @property
     def secret_values(self) -> Collection[str]:
         """The last values of the cookies whose values are to be hidden."""
@@ -595,6 +602,14 @@ class LiveSession:
 
     def take(self, scheme: str, host: str, path: str, set_cookie: list[str]) -> None:
         self._jars.take(scheme, host, path, set_cookie)
+
+    def live_cookies(self) -> list[Cookie]:
+        """Return all cookies, for a browser that sends them by itself."""
+        return self._jars.live()
+
+    def put(self, cookies: Iterable[Cookie]) -> None:
+        """Take over the cookies of a browser; one that has expired is removed."""
+        self._jars.put(cookies)
 
     def is_based_on(self, session: Session) -> bool:
         """Whether this is that session, apart from how it has signed in."""

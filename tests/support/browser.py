@@ -1,12 +1,25 @@
 """A real browser without a window, where there is one."""
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import uvloop
+
+from crawler.fetch.browser import Browser
+from crawler.fetch.http import Request, RequestHook
+from crawler.fetch.rendering import Rendered, RenderOptions
+
+T = TypeVar("T")
 
 NAMES = (
     "chromium-headless-shell",
@@ -18,6 +31,11 @@ NAMES = (
 LACKING = (
     "no Chromium: no page is opened in a browser by tests (apt-get install chromium-headless-shell)"
 )
+
+
+def no_hook(url: str) -> AbstractAsyncContextManager[None]:
+    """Let every request pass."""
+    return nullcontext()
 
 
 def chromium() -> str | None:
@@ -70,3 +88,59 @@ def _running(scratch: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]
         ):  # the program is a shell around the browser: end all of it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+class Renderer:
+    """A browser of the crawler on an event loop like a worker's: uvloop, in a thread of its own."""
+
+    def __init__(self, folder: Path, max_body: int = 1_000_000, **how: Any) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.folder = folder
+
+        async def enter() -> Browser:
+            return await Browser(folder, max_body, **how).__aenter__()
+
+        self.browser = self.run(enter())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the loop, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
+
+    def start(self, url: str, hook: RequestHook = no_hook, **asked: Any) -> Future[Rendered]:
+        """Begin to render a page. What is no field of `Request` is one of `RenderOptions`."""
+        fields = {name: asked.pop(name) for name in RenderOptions.__struct_fields__ if name in asked}
+        request = Request(url=url, **({"loopback": True} | asked))
+        work = self.browser.render(request, hook, RenderOptions(**fields))
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def render(self, url: str, hook: RequestHook = no_hook, **asked: Any) -> Rendered:
+        """Render a page."""
+        return self.start(url, hook, **asked).result(300)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of its browsers, guards and drivers included."""
+        return [found for found in psutil.process_iter() if self._is_own(found)]
+
+    def _is_own(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return is_of(process, self.folder)
+        return False
+
+    def close(self) -> None:
+        self.run(self.browser.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def is_of(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process is of a browser with its profile in a folder, or drives one."""
+    if process.status() == psutil.STATUS_ZOMBIE:
+        return process.ppid() == os.getpid()
+    return any(
+        str(folder) in part
+        for member in (process, *process.children())
+        for part in member.cmdline()
+    ) and process.pid != os.getpid()
