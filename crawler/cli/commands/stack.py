@@ -17,7 +17,13 @@ import click
 import msgspec
 
 from crawler import config
-from crawler.cli.options import Number, data_dir_option, json_option, workers_option
+from crawler.cli.options import (
+    Number,
+    autoscale_option,
+    data_dir_option,
+    json_option,
+    workers_option,
+)
 from crawler.cli.output import print_json, say
 from crawler.config import Settings, program
 from crawler.errors import InputError, StackIsUp
@@ -65,22 +71,28 @@ def started(stack: "Orchestrator") -> Iterator[None]:
 
 @click.command()
 @workers_option
+@autoscale_option
 @click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
 @click.option("--beat", is_flag=True, help="Run the schedules of config/schedules.yaml too.")
 @click.option("--api", is_flag=True, help="Serve the HTTP API too, on 127.0.0.1.")
 @data_dir_option
-def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
+def up(
+    workers: int | None, autoscale: tuple[int, int] | None, flower: bool, beat: bool, api: bool
+) -> None:
     """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
     Example:
       python -m crawler up --workers 4 --flower
+      python -m crawler up --autoscale 2,16
       python -m crawler up --beat
       python -m crawler up --api
     """
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.stack import read_stack
 
+    if workers and autoscale:
+        raise click.UsageError("--workers and --autoscale exclude each other")
     settings = config.load()
     stack = read_stack(settings.data_dir)
     if stack.unreadable:
@@ -90,7 +102,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
         return
     if stack.up and stack.ready and stack.supervisor:
         lacks = (flower and not stack.flower_url) or (beat and not stack.beat)
-        if workers or lacks or (api and not stack.api):
+        if workers or autoscale or lacks or (api and not stack.api):
             raise click.UsageError(
                 f"the stack is up already, with other options; stop it first: {program()} down"
             )
@@ -99,7 +111,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
     if flower:
         check_flower()
     say("starting Redis and workers …")
-    stack = spawn_supervisor(settings, workers, flower, beat, api)
+    stack = spawn_supervisor(settings, workers, flower, beat, api, autoscale)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")
     if stack.flower_url:
         print(f"Flower: {stack.flower_url}")
@@ -170,16 +182,24 @@ def worker(workers: int | None) -> None:
 
 @click.command(hidden=True)
 @workers_option
+@autoscale_option
 @click.option("--flower", is_flag=True)
 @click.option("--beat", is_flag=True)
 @click.option("--api", is_flag=True)
-def supervise(workers: int | None, flower: bool, beat: bool, api: bool) -> None:
+def supervise(
+    workers: int | None, autoscale: tuple[int, int] | None, flower: bool, beat: bool, api: bool
+) -> None:
     """The background process of `up`."""
+    from crawler import logs
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
+    settings = config.load()
+    logs.setup(settings.log_level)
     with (
         terminated_by_signal(),
-        Orchestrator(config.load(), workers, flower, beat=beat, join=False, api=api) as stack,
+        Orchestrator(
+            settings, workers, flower, beat=beat, join=False, api=api, autoscale=autoscale
+        ) as stack,
     ):
         stack.start_all()
         while True:
