@@ -100,7 +100,7 @@ def test_does_not_swing_at_a_steady_load() -> None:
         {"cpu": 2.0, "cores": 2, "idle_cores": 0.0},
         {"cpu": 1.9, "cores": 2, "idle_cores": 0.1},
     ],
-    ids=lambda each: " and ".join(each),
+    ids=" and ".join,
 )
 def test_stays_where_more_would_not_help(why_not: dict[str, float]) -> None:
     """A long queue alone starts no process."""
