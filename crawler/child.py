@@ -29,17 +29,18 @@ from crawler import logs, sites, times
 from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
+from crawler.fetch.browser import find_browser, lacking
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES
+from crawler.pool import LEAVE_SIGNAL, follow_stack
 from crawler.process import raise_file_limit
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.scraping.jobs import ProgressMirror
 from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
-from crawler.worker.browser import NO_BROWSER, find_browser
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,11 @@ class Consumer(consumer.Consumer):
 
     def bucket_for_task(self, type: Any) -> None:
         """None: a `rate_limit` applies per domain over all workers, not per message."""
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Celery's own, and a timer that ends with the connection, like its own timers."""
+        super().register_with_event_loop(hub)
+        hub.call_repeatedly(1.0, follow_stack, self, settings.data_dir)
 
     def on_connection_error_before_connected(self, exc: Exception) -> Any:
         """Celery's own, after a pause where Redis is full."""
@@ -195,16 +201,30 @@ class WorkerChild:
         self.worker.watch_stop(_stop_pipe[0])
 
     def restart_if_needed(self) -> None:
-        """If a scraper has changed, finish the pages in flight and end after this message. Celery
-        starts a new child."""
+        """If a scraper has changed or fewer processes are enough, finish the pages in flight and
+        end after this message. Celery starts a new child if one is missing."""
         if not self.worker.must_restart:
             return
         pool_worker = getattr(current_process(), "_target", None)
         sentinel = getattr(pool_worker, "_shutdown", None)  # see `worker_pool_restarts`
         if sentinel is not None and not sentinel.is_set():
-            log.info("a scraper has changed: this process ends, and a new one takes its place")
+            if self.worker.is_leaving:
+                log.info("fewer processes are enough: this process ends")
+            else:
+                log.info("a scraper has changed: this process ends, and a new one takes its place")
             self.worker.finish_pages(MAX_FINISH_S)
             sentinel.set()
+
+    def leave(self) -> None:
+        """Finish the pages in flight and end, after the message in hand if there is one."""
+        self.worker.leave()
+        # In a signal handler the main thread may hold the lock of the event that ends it.
+        threading.Thread(target=self._leave, name="leave", daemon=True).start()
+
+    def _leave(self) -> None:
+        self.restart_if_needed()
+        if not self.worker.busy:  # it waits for a message, without a limit
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
         """Stop all parts."""
@@ -279,8 +299,8 @@ def _check_before_start(sender: Any, **_: Any) -> None:
             raise ServiceError(
                 "only the prefork pool can survive a page that hangs its parser; leave -P away"
             )
-        if BROWSER in consumed_queues() and find_browser(settings) is None:
-            raise ServiceError(f"{NO_BROWSER}; without it, a worker cannot take the queue browser")
+        if BROWSER in consumed_queues() and (lack := lacking(settings.browser_path)):
+            raise ServiceError(lack)
         LocalPersistenceManager(settings.data_dir).close_after_check()
         _sites_at_start = sites.load(settings.config_dir, settings.rate or annotated_rate())
         try:
@@ -347,6 +367,7 @@ def _begin_child(sender: Any, **_: Any) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     child = WorkerChild(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
     _children[os.getpid()] = child
+    signal.signal(LEAVE_SIGNAL, lambda *_: child.leave())
     ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
 
 

@@ -153,8 +153,8 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 def work(settings: Settings, job_id: int) -> None:
     """Fetch the pages of a batch until none is open."""
+    from crawler.fetch.browser import find_browser
     from crawler.worker import Worker, tune_garbage_collection
-    from crawler.worker.browser import find_browser
 
     tune_garbage_collection()
     with LocalPersistenceManager(settings.data_dir, settings.raw) as lpm:

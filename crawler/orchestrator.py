@@ -37,6 +37,7 @@ from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites.schedulefile import read_schedules
 from crawler.stack import (
     SILENT_FACTOR,
+    Autoscale,
     Stack,
     is_beat_running,
     is_locked,
@@ -48,6 +49,7 @@ from crawler.stack import (
 )
 
 if TYPE_CHECKING:
+    from crawler.scaling import Scaler
     from crawler.site_scraping import SiteScraping
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Orchestrator:
         join: bool = True,
         api: bool = False,
         browsers: int = 0,
+        autoscale: tuple[int, int] | None = None,
     ) -> None:
         """Settings come from the environment unless given.
 
@@ -83,7 +86,8 @@ class Orchestrator:
         `agent` holds the arguments of the agent for a Gateway; without any it is not started.
         `beat` says whether to run the schedules of `config/schedules.yaml`; None means, if there
         are any. `api` says whether to serve the API on loopback. `browsers` is the number of
-        processes that render pages.
+        processes that render pages. `autoscale` holds the minimum and the maximum of worker
+        processes; without it, `workers` is their number.
         """
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
@@ -100,6 +104,8 @@ class Orchestrator:
         self._beat: Child | None = None
         self._api_wanted = api
         self._api: Child | None = None
+        self._autoscale = autoscale
+        self._scaler: Scaler | None = None
         self._record = _Record(self._data)
         self._guard = threading.RLock()
         self._closing = threading.Event()
@@ -220,6 +226,8 @@ class Orchestrator:
         """Make sure that workers are ready."""
         if self._celery and self._celery.alive:
             return
+        if self._autoscale and not self._record.stack.autoscale:
+            self._note_processes(self._autoscale[0], "it begins with the minimum")
         module = _worker_module("urgent,default", self._workers)
         self._celery = self._child("the worker", "worker.log", module)
         mark = self._celery.start()
@@ -438,8 +446,39 @@ class Orchestrator:
             pause_s = min(pause_s * 2, MAX_WATCH_INTERVAL_S)
             if calm:
                 pause_s = WATCH_INTERVAL_S
+                trouble = self._scale()
             if not self._closing.is_set():
                 self._record.note_trouble(trouble)
+        if self._scaler:
+            self._scaler.close()
+
+    def _scale(self) -> str:
+        """Follow the load, if wanted; return what keeps it from that."""
+        if not self._autoscale:
+            return ""
+        try:
+            if self._scaler is None:
+                from crawler.scaling import Scaler  # most stacks need none
+
+                settings = msgspec.structs.replace(self._settings, data_dir=self._data)
+                self._scaler = Scaler(settings, self._autoscale)
+            found = self._scaler.look()
+        except Exception as error:  # the watcher must not die
+            reason = in_short(error, self._data) or type(error).__name__
+            return f"the number of worker processes stays at {self._workers}: {reason}"
+        if found:
+            with self._guard:
+                before = self._workers
+                self._note_processes(found.processes, found.why)
+            log.info("%d worker processes instead of %d: %s", self._workers, before, found.why)
+        return ""
+
+    def _note_processes(self, processes: int, why: str) -> None:
+        """Record how many worker processes there are to be. The worker follows the record."""
+        assert self._autoscale is not None
+        self._workers = processes
+        noted = Autoscale(*self._autoscale, processes, why, time.time())
+        self._record.note(autoscale=noted)
 
     def _revive(self) -> bool:
         """Start what has died; return whether anything had."""
@@ -613,6 +652,7 @@ def spawn_supervisor(
     beat: bool,
     api: bool = False,
     browsers: int = 0,
+    autoscale: tuple[int, int] | None = None,
 ) -> Stack:
     """Start a supervisor in the background, and wait until its stack is ready."""
     data = settings.data_dir.absolute()
@@ -623,6 +663,8 @@ def spawn_supervisor(
     argv = [sys.executable, "-m", "crawler", "supervise"]
     if workers:
         argv += ["--workers", str(workers)]
+    if autoscale:
+        argv += ["--autoscale", "{},{}".format(*autoscale)]
     if flower:
         argv.append("--flower")
     if beat:

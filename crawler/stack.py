@@ -15,6 +15,16 @@ SILENT_FACTOR = 3.0
 """A Redis of the stack that is silent for this many times CRAWLER_STALL_S is restarted."""
 
 
+class Autoscale(msgspec.Struct, frozen=True):
+    """How many worker processes there are to be, within which bounds, and why."""
+
+    min: int
+    max: int
+    processes: int
+    why: str
+    changed_at: float
+
+
 class Stack(msgspec.Struct, frozen=True):
     """The processes and addresses of a stack."""
 
@@ -36,6 +46,8 @@ class Stack(msgspec.Struct, frozen=True):
     ready: bool = False
     folder: str | None = None
     """Device and inode of the data folder: a copy of the folder has no stack."""
+    autoscale: Autoscale | None = None
+    """Set if the number of worker processes follows the load."""
     container: bool = False
     """It runs in containers: pids mean nothing here, but workers hold the supervisor's lock."""
     trouble: str = ""

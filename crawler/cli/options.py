@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_WORKERS = 256
 _MAX_DURATION_S = 100 * 365 * 86400.0
 """A longer duration is taken for a typing error."""
 
@@ -73,6 +74,27 @@ class Number(click.FloatRange):
         return found
 
 
+class ProcessBounds(click.ParamType[tuple[int, int]]):
+    """A minimum and a maximum of worker processes, such as 2,16."""
+
+    name = "min,max"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return the minimum and the maximum."""
+        text = str(value)
+        parts = text.split(",")
+        if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+            self.fail(f"{text!r} is not a minimum and a maximum; write 2,16", param, ctx)
+        least, most = map(int, parts)
+        if not (least >= 1 and most <= MAX_WORKERS):
+            self.fail(f"{text!r} is not within 1 and {MAX_WORKERS} processes", param, ctx)
+        if least > most:
+            self.fail(f"in {text!r} the minimum is above the maximum", param, ctx)
+        return least, most
+
+
 class PastTime(click.ParamType[float]):
     """A past time: 2h or 7d before now, 14:00 (the last one), or a date with or without a time."""
 
@@ -123,7 +145,15 @@ data_dir_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 workers_option = click.option(
-    "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one per core)."
+    "--workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    help="Worker processes (default: one per core).",
+)
+autoscale_option = click.option(
+    "--autoscale",
+    type=ProcessBounds(),
+    metavar="MIN,MAX",
+    help="Minimum and maximum of worker processes; their number follows the load.",
 )
 browsers_option = click.option(
     "--browsers",

@@ -122,11 +122,11 @@ def _browsers_for(settings: Settings, series: Series) -> int:
     """Return how many processes that render pages a stack is started with: one where a job or a
     site asks for it."""
     from crawler import sites
-    from crawler.worker.browser import find_browser
+    from crawler.fetch.browser import lacking
 
     fetchers = {each.job.options.fetcher for each in series.begun if each.job}
     fetchers |= sites.load(settings.config_dir, settings.rate).fetchers
-    if fetchers <= {None, "http"} or find_browser(settings) is None:
+    if fetchers <= {None, "http"} or lacking(settings.browser_path):
         return 0
     return 1
 

@@ -284,6 +284,14 @@ class Dispatch(Part):
         """How many tasks are due at a place, up to a limit."""
         return len(self._due_rows(due, limit))
 
+    def depth(self, due: Due, limit: int) -> tuple[int, float]:
+        """How many tasks are due at a place, up to a limit, and when the first was imported."""
+        rows = self._due_rows(due, limit)
+        if not rows:
+            return 0, 0.0
+        at = self._db.value("SELECT imported_at FROM tasks WHERE id = ?", (rows[0][0],), 0.0)
+        return len(rows), float(at)
+
     def _next_group(self, line: Line, behind: str, *values: float) -> tuple[int, float] | None:
         row = self._db.one(
             f"""SELECT priority, deadline FROM tasks

@@ -8,7 +8,8 @@ The file is `run/owners/<owner>`, laid out as
     320–327  the task whose page is being worked on (the crash marker)
     328–335  the beat: CLOCK_MONOTONIC when the owner's loop last ran
     336–343  whether the writer's thread is storing much: then nobody knows over what the owner died
-    344–591  what keeps the owner from working, as text
+    344–359  the load: the part of its places for pages and of a core's time that is in use
+    360–591  what keeps the owner from working, as text
     592–     one page a slot: its task, and CLOCK_MONOTONIC when its last request went out; below 0
              the negative of when its next one may go
 
@@ -41,7 +42,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 _RUNS_SCRAPERS = "/crawler/sites/scrapers.py"
 _NOT_SCRAPERS = re.compile(r"/crawler/sites/\w+\.py$|importlib")
 _SLOT = struct.Struct("<qd")
-_MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 592
+_MESSAGE, _PARSING, _BEAT, _WRITING, _LOAD, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 360, 592
 
 
 class Owner:
@@ -74,6 +75,10 @@ class Owner:
     def beat(self) -> None:
         """Note that the owner's loop runs."""
         struct.pack_into("<d", self._map, _BEAT, time.monotonic())
+
+    def load(self, places: float, cpu: float) -> None:
+        """Note which part of its places for pages and of a core's time is in use."""
+        struct.pack_into("<dd", self._map, _LOAD, places, cpu)
 
     def trouble(self, text: str) -> None:
         """Note what keeps the owner from working (nothing: an empty string)."""
@@ -202,6 +207,10 @@ class OwnerState(msgspec.Struct, frozen=True):
     """File and line of the user's scraper where that thread stood, if it was in one."""
     beat: float = 0.0
     trouble: str = ""
+    places: float = 0.0
+    """The part of its places for pages that is in use, of late."""
+    cpu: float = 0.0
+    """The part of a core's time that it uses, of late."""
     requests: dict[int, float] = {}
     """By page in flight: when its last request went out, by CLOCK_MONOTONIC; below 0 it waits for
     the permit of its next one until the negative of that."""
@@ -293,7 +302,7 @@ def _read(path: Path, data: bytes) -> OwnerState:
     slots = data[_SLOTS:]
     whole = len(slots) - len(slots) % _SLOT.size
     requests = {task: moment for task, moment in _SLOT.iter_unpack(slots[:whole]) if task}
-    parsing, beat, writing = struct.unpack("<qdq", data[_PARSING:_TROUBLE])
+    parsing, beat, writing, places, cpu = struct.unpack("<qdqdd", data[_PARSING:_TROUBLE])
     try:
         stack = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
@@ -308,6 +317,8 @@ def _read(path: Path, data: bytes) -> OwnerState:
         _scraper_line(stack),
         beat,
         _text(data[_TROUBLE:_SLOTS]),
+        places,
+        cpu,
         requests,
     )
 

@@ -197,6 +197,12 @@ class Browser:
         return task
 
 
+def find_browser(settings: Settings) -> Browser | None:
+    """Return the browser of a process, which starts with its first page; None where there is
+    none."""
+    return None if lacking(settings.browser_path) else Browser.of(settings)
+
+
 def _page_module() -> "ModuleType":
     """Load the driver's library, which takes seconds: for the first page only, beside the loop."""
     return importlib.import_module("crawler.fetch.browser_page")

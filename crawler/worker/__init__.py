@@ -19,6 +19,7 @@ from crawler.config import Settings
 from crawler.db.owners import Owner
 from crawler.db.store import HELD
 from crawler.errors import StoreError, shortage_of
+from crawler.fetch.browser import Browser
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
@@ -30,19 +31,11 @@ from crawler.scraping.attempt import FetchOptions
 from crawler.sites import Sites
 from crawler.sites.live import LOOK_INTERVAL_S, LiveSites
 from crawler.worker.claims import POLL_S, Claimed, Claims
-from crawler.worker.health import FreeSpace, Health, Watchdog
-from crawler.worker.pages import (
-    MAX_SLOW_FACTOR,
-    Attempts,
-    Browser,
-    Budgets,
-    Capacity,
-    Pages,
-    Watcher,
-)
+from crawler.worker.health import FreeSpace, Health, Load, Watchdog
+from crawler.worker.pages import MAX_SLOW_FACTOR, Attempts, Budgets, Capacity, Pages, Watcher
 from crawler.worker.writer import Writer
 
-__all__ = ["Browser", "Watcher", "Worker", "tune_garbage_collection"]
+__all__ = ["Watcher", "Worker", "tune_garbage_collection"]
 
 T = TypeVar("T")
 
@@ -101,6 +94,9 @@ class Worker:
         disk = FreeSpace(lpm.folder, settings.min_free)
         self._health = Health(self._owner, self._memory, disk)
         self._capacity = Capacity(settings.pages)
+        self._load = Load(self._owner)
+        self.is_leaving = False
+        """Whether this process is to end because fewer are enough."""
         self._finish = asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
         self._tries_suspect = False
@@ -170,9 +166,13 @@ class Worker:
 
     @property
     def must_restart(self) -> bool:
-        """Whether only a new process can run the scrapers as they are now; then nothing more is
-        claimed."""
-        return self._sites.must_restart
+        """Whether this process is to end, because only a new one can run the scrapers as they are
+        now, or because there are fewer processes now; then nothing more is claimed."""
+        return self._sites.must_restart or self.is_leaving
+
+    def leave(self) -> None:
+        """Claim nothing more: this process is to end."""
+        self.is_leaving = True
 
     def finish_pages(self, limit_s: float) -> None:
         """Wait until the pages in flight have ended."""
@@ -293,6 +293,7 @@ class Worker:
             await asyncio.sleep(LAG_INTERVAL_S)
             self._capacity.adapt(time.monotonic() - due)
             self._owner.beat()
+            self._load.note(self._pages.places_in_use)
             self._memory.trim()
             self._health.publish(self._writer.trouble)
 

@@ -20,6 +20,8 @@ SHORTAGE_PAUSE_S = 1.0
 RECOVERED_AFTER_S = 5.0
 """How long nothing may be lacking before the log says so."""
 COMPLAINT_INTERVAL_S = 60.0
+LOAD_OVER_S = 1.0
+"""Over which time the load is averaged."""
 
 
 class FreeSpace:
@@ -114,6 +116,33 @@ class Health:
         if not problem and self.had_shortage:
             problem = self._shortage
         return problem
+
+
+class Load:
+    """How much of this process was in use of late: its places for pages, and a core's time."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._owner, self._clock, self._cpu = owner, clock, cpu
+        self._at, self._cpu_at = clock(), cpu()
+        self._places = self._share = 0.0
+
+    def note(self, places: float) -> None:
+        """Take a sample, and write both averages to the owner's file."""
+        now, cpu = self._clock(), self._cpu()
+        passed_s = now - self._at
+        if passed_s <= 0:
+            return
+        share = min(1.0, (cpu - self._cpu_at) / passed_s)
+        weight = min(1.0, passed_s / LOAD_OVER_S)
+        self._places += (places - self._places) * weight
+        self._share += (share - self._share) * weight
+        self._at, self._cpu_at = now, cpu
+        self._owner.load(self._places, self._share)
 
 
 class Watchdog:

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -48,19 +47,6 @@ _CRASHES = (BROWSER_CRASHED, "page_crashed")
 
 Watcher = Callable[[Task, Outcome | None], None]
 """Called for every page: once when it begins, and once with its outcome after the commit."""
-
-
-class Browser(Protocol):
-    """Renders pages within its context."""
-
-    async def __aenter__(self) -> object:
-        """Get ready."""
-
-    async def __aexit__(self, *error: object) -> None:
-        """Close what was opened."""
-
-    async def render(self, request: Request, hook: RequestHook, options: RenderOptions) -> Rendered:
-        """Return a page as it looks in a browser; the hook is entered around each navigation."""
 
 
 class Tabs:
@@ -131,17 +117,24 @@ class Capacity:
         """Note that a fetch has ended."""
         self._began.pop(lease, None)
 
+    def in_use(self, in_flight: int) -> float:
+        """The part of the places that is taken: 1.0 means that only another process helps."""
+        return min(1.0, (self._target - self._places(in_flight)) / self._max_pages)
+
     def free_places(self, in_flight: int) -> int:
         """How many more pages may be claimed; slow ones do not count."""
+        places = self._places(in_flight)
+        self._was_full |= places <= 0
+        return places
+
+    def _places(self, in_flight: int) -> int:
         slow_before, slow = self._clock() - SLOW_PAGE_S, 0
         for began in self._began.values():
             if began > slow_before:
                 break
             slow += 1
         wanted = self._target - len(self._began) + slow
-        places = min(wanted, MAX_SLOW_FACTOR * self._max_pages - in_flight)
-        self._was_full |= places <= 0
-        return places
+        return min(wanted, MAX_SLOW_FACTOR * self._max_pages - in_flight)
 
     def is_worth_a_claim(self, in_flight: int) -> bool:
         """Whether enough places are free to claim again."""
@@ -359,6 +352,11 @@ class Pages:
     def uncommitted(self) -> int:
         """How many pages wait for their commit."""
         return len(self._pages) - len(self.fetching)
+
+    @property
+    def places_in_use(self) -> float:
+        """The part of the places for pages that is taken."""
+        return self._capacity.in_use(len(self.fetching))
 
     @property
     def free_places(self) -> int:

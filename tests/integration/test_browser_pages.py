@@ -12,19 +12,18 @@ import psutil
 import pytest
 
 from crawler.config import Settings
+from crawler.fetch.browser import Browser
 from crawler.history import audit, step_text, timeline
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES, Fetcher, Job, JobOptions
 from crawler.waits import WaitFinder
 from crawler.worker import Worker
 from tests.support.browser import LACKING, chromium
-from tests.support.renderer import Browser
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=LACKING)
-ROOT = Path(__file__).parents[2]
 
 
 class Pages:
@@ -180,8 +179,7 @@ def test_auto_learns_which_pages_need_a_browser(pages: Pages) -> None:
 def test_a_stack_renders_pages_through_kills(tmp_path: Path, site: Site) -> None:
     """`up --browsers` starts a worker for them, which is shown and stopped with the others; what a
     killed child was rendering is rendered again, once."""
-    paths = f"{ROOT / 'tests' / 'support' / 'with_browser'}{os.pathsep}{ROOT}"
-    folder = Folder(tmp_path, PYTHONPATH=paths)
+    folder = Folder(tmp_path)
     try:
         # Given a stack with a browser worker, and a list of pages for it
         assert folder.crawler("up", "--workers", "1", "--browsers", "1").returncode == 0

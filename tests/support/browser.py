@@ -110,7 +110,9 @@ class Renderer:
 
     def start(self, url: str, hook: RequestHook = no_hook, **asked: Any) -> Future[Rendered]:
         """Begin to render a page. What is no field of `Request` is one of `RenderOptions`."""
-        fields = {name: asked.pop(name) for name in RenderOptions.__struct_fields__ if name in asked}
+        fields = {
+            name: asked.pop(name) for name in RenderOptions.__struct_fields__ if name in asked
+        }
         request = Request(url=url, **({"loopback": True} | asked))
         work = self.browser.render(request, hook, RenderOptions(**fields))
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -139,8 +141,11 @@ def is_of(process: psutil.Process, folder: Path) -> bool:
     """Whether a process is of a browser with its profile in a folder, or drives one."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return process.ppid() == os.getpid()
-    return any(
-        str(folder) in part
-        for member in (process, *process.children())
-        for part in member.cmdline()
-    ) and process.pid != os.getpid()
+    return (
+        any(
+            str(folder) in part
+            for member in (process, *process.children())
+            for part in member.cmdline()
+        )
+        and process.pid != os.getpid()
+    )

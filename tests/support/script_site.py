@@ -56,7 +56,9 @@ class ScriptSite(Pages):
             "/large.html": Answer("<p>" + "x" * 2_000_000),
             "/worker.js": Answer("", headers=script),
             "/report.pdf": Answer("%PDF-1.7 ...", headers={"Content-Type": "application/pdf"}),
-            "/export": Answer("a;b", headers={"Content-Disposition": "attachment; filename=a.html"}),
+            "/export": Answer(
+                "a;b", headers={"Content-Disposition": "attachment; filename=a.html"}
+            ),
             "/endless": Answer("", 302, {"Location": "/endless"}),
             "/inwards": Answer("", 302, {"Location": "http://169.254.169.254/latest/meta-data"}),
             **{f"/{name}": Answer(f"<body>{body}") for name, body in MISBEHAVIOUR.items()},

@@ -157,11 +157,11 @@ def _in_this_process(
     """
     from crawler import logs
     from crawler.direct import shared_permit
+    from crawler.fetch.browser import find_browser
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
     from crawler.scraping.attempt import FetchOptions
     from crawler.worker import Worker, tune_garbage_collection
-    from crawler.worker.browser import find_browser
 
     logs.setup("warning")
     lpm.bury()

@@ -19,6 +19,7 @@ import msgspec
 from crawler import config
 from crawler.cli.options import (
     Number,
+    autoscale_option,
     browsers_option,
     data_dir_option,
     json_option,
@@ -71,17 +72,26 @@ def started(stack: "Orchestrator") -> Iterator[None]:
 
 @click.command()
 @workers_option
+@autoscale_option
 @click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
 @click.option("--beat", is_flag=True, help="Run the schedules of config/schedules.yaml too.")
 @click.option("--api", is_flag=True, help="Serve the HTTP API too, on 127.0.0.1.")
 @browsers_option
 @data_dir_option
-def up(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) -> None:
+def up(
+    workers: int | None,
+    autoscale: tuple[int, int] | None,
+    flower: bool,
+    beat: bool,
+    api: bool,
+    browsers: int,
+) -> None:
     """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
     Example:
       python -m crawler up --workers 4 --flower
+      python -m crawler up --autoscale 2,16
       python -m crawler up --beat
       python -m crawler up --api
       python -m crawler up --browsers 2
@@ -89,6 +99,8 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) 
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.stack import read_stack
 
+    if workers and autoscale:
+        raise click.UsageError("--workers and --autoscale exclude each other")
     settings = config.load()
     stack = read_stack(settings.data_dir)
     if stack.unreadable:
@@ -99,7 +111,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) 
     if stack.up and stack.ready and stack.supervisor:
         lacks = (flower and not stack.flower_url) or (beat and not stack.beat)
         lacks |= bool((browsers and not stack.browsers) or (api and not stack.api))
-        if workers or lacks:
+        if workers or autoscale or lacks:
             raise click.UsageError(
                 f"the stack is up already, with other options; stop it first: {program()} down"
             )
@@ -108,7 +120,7 @@ def up(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) 
     if flower:
         check_flower()
     say("starting Redis and workers …")
-    stack = spawn_supervisor(settings, workers, flower, beat, api, browsers)
+    stack = spawn_supervisor(settings, workers, flower, beat, api, browsers, autoscale)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")
     if stack.flower_url:
         print(f"Flower: {stack.flower_url}")
@@ -185,18 +197,36 @@ def worker(workers: int | None, browser: bool) -> None:
 
 @click.command(hidden=True)
 @workers_option
+@autoscale_option
 @click.option("--flower", is_flag=True)
 @click.option("--beat", is_flag=True)
 @click.option("--api", is_flag=True)
 @browsers_option
-def supervise(workers: int | None, flower: bool, beat: bool, api: bool, browsers: int) -> None:
+def supervise(
+    workers: int | None,
+    autoscale: tuple[int, int] | None,
+    flower: bool,
+    beat: bool,
+    api: bool,
+    browsers: int,
+) -> None:
     """The background process of `up`."""
+    from crawler import logs
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
+    settings = config.load()
+    logs.setup(settings.log_level)
     with (
         terminated_by_signal(),
         Orchestrator(
-            config.load(), workers, flower, beat=beat, join=False, api=api, browsers=browsers
+            settings,
+            workers,
+            flower,
+            beat=beat,
+            join=False,
+            api=api,
+            browsers=browsers,
+            autoscale=autoscale,
         ) as stack,
     ):
         stack.start_all()

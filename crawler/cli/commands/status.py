@@ -127,6 +127,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     facts |= {"pids": _pids(settings), "trouble": _troubles(settings)}
+    facts["autoscale"] = _autoscale(settings)
     facts |= {"disk": _disk(settings), "redis": _redis(settings)}
     return facts
 
@@ -250,6 +251,16 @@ def _with_children(workers: dict[int, list[int]]) -> list[dict[str, Any]]:
 
 def _shown_workers(workers: list[dict[str, Any]]) -> str:
     return ", ".join(f"{each['pid']} with {len(each['children'])} children" for each in workers)
+
+
+def _autoscale(settings: Settings) -> dict[str, Any] | None:
+    """Return how many worker processes there are to be, and why; None if that does not change."""
+    from crawler.stack import read_stack
+
+    stack = read_stack(settings.data_dir)
+    if not stack.up or stack.autoscale is None:
+        return None
+    return msgspec.structs.asdict(stack.autoscale)
 
 
 def _living_pid(mark: "ProcessMark | None") -> int | None:
@@ -436,6 +447,12 @@ def system_lines(facts: dict[str, Any], tz: tzinfo | None) -> list[str]:
         remedy = f"kill -CONT {pid} wakes it, kill -9 {pid} ends it"
         lines.append(f"STANDS STILL: {stopped['what']}, process {pid}; {remedy}")
     lines.append(_process_line(facts, tz))
+    if scale := facts["autoscale"]:
+        since = times.show(scale["changed_at"], time.time(), tz)
+        lines.append(
+            f"autoscale: {scale['processes']} of {scale['min']} to {scale['max']} worker processes "
+            f"since {since}: {scale['why']}"
+        )
     if "store" in facts:
         lines.append(_store_line(facts["store"]))
     disk = facts["disk"]
