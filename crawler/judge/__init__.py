@@ -38,8 +38,6 @@ DECISIONS = {
     "empty": Verdict(quarantine=False),
     # Only a browser gets more out of it.
     "empty_shell": _GIVE_UP,
-    # The same where a browser may have it.
-    "needs_browser": Verdict(retry=RetryClass.SOON),
     "captcha": Verdict(retry=RetryClass.LATER, block="captcha", proxy_score=-5),
     "blocked": Verdict(retry=RetryClass.LATER, block="blocked", proxy_score=-5),
     "rate_limited": Verdict(retry=RetryClass.SLOW_DOWN, block="rate_limited", proxy_score=-3),
@@ -63,6 +61,8 @@ FAILURES = {
     "bad_response": _SOON,
     "bad_encoding": _SOON,
     "tls_broken_off": _SOON,
+    # What HTTP brought is an empty shell, and a browser is to fetch it.
+    "needs_browser": _SOON,
     "browser_crashed": _SOON,
     "page_crashed": _SOON,
     "http_408": _SOON,

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Pages:
 
     def work(self, browser: bool) -> None:
         """Work on what is due, with a browser on what needs one, too."""
-        queues, its = QUEUES, None
+        queues: Sequence[str] = QUEUES
+        its: Browser | None = None
         if browser:
             queues, its = MESSAGE_QUEUES, Browser.of(self.settings)
         worker = Worker(self.settings, queues=queues, browser=its)
