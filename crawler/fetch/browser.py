@@ -157,6 +157,8 @@ class Browser:
         while not running.chromium.died.is_set():
             await asyncio.sleep(WATCH_S)
             used = await asyncio.to_thread(running.chromium.memory)
+            if not running.chromium.is_whole:
+                break
             if used > 2 * self._limits.memory:
                 break
             if used > self._limits.memory or self._is_used_up(running):

@@ -9,12 +9,12 @@ reaper of all that the browser starts, the guard also leaves no zombies to a con
 import ctypes
 import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def main() -> None:
                 kill_children()
                 os.wait()  # the children of a dead one become ours
         if program_ended.is_set():
-            end_driver(driver)
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(ProcessLookupError):
+                outlive(driver, folder)
         os._exit(status & 0xFF)
 
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda option, value: 0)  # macOS has none
@@ -61,14 +61,17 @@ def watch(folder: str, program_ended: threading.Event) -> None:
     kill_children()
 
 
-def end_driver(driver: int) -> None:
-    """Let the driver clean up, which sees its program end, too; kill it if it hangs."""
-    until = time.monotonic() + DRIVER_S
-    while os.getppid() == driver:
-        if time.monotonic() > until:
-            os.kill(driver, signal.SIGKILL)
-            return
-        time.sleep(0.02)
+def outlive(driver: int, folder: str) -> None:
+    """Let the driver clean up, which waits for the end of this process; kill it if it hangs."""
+    # macOS has no such descriptors; there the driver is trusted to end.
+    descriptor = os.pidfd_open(driver) if hasattr(os, "pidfd_open") else None
+    if os.fork():
+        return
+    for stream in range(3):
+        os.close(stream)  # the driver waits for the end of these, too
+    if descriptor is not None and not select.select([descriptor], [], [], DRIVER_S)[0]:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_children() -> None:

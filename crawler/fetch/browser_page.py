@@ -48,12 +48,6 @@ _OF_THE_WIRE = frozenset({
     "content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive",
 })  # fmt: skip
 """Headers that say nothing about a body as a browser gives it."""
-_ENDINGS = {
-    "image": "png jpg jpeg gif webp avif svg ico bmp",
-    "media": "mp4 webm mp3 m4a ogg wav mov m3u8",
-    "font": "woff woff2 ttf otf eot",
-    "stylesheet": "css",
-}
 _NEEDED_FOR_PICTURES = frozenset({"image", "font", "stylesheet"})
 _FAILURES = (
     ("ERR_(CERT|SSL|BAD_SSL|ECH)_", "tls"),
@@ -66,6 +60,12 @@ _FAILURES = (
     ("ERR_(UNSAFE_PORT|DISALLOWED_URL|UNKNOWN_URL|UNSAFE_REDIRECT)", "bad_redirect"),
 )
 """Chromium's names of failures, and ours. Any other is one of the connection."""
+_NO_SERVICE_WORKERS = """
+  delete Navigator.prototype.serviceWorker;
+  delete globalThis.ServiceWorkerContainer;
+"""
+"""A page that finds none does without; Playwright's `block` leaves one promise open for ever, and a
+way around it."""
 _DOM = """(most => {
   const type = document.doctype ? new XMLSerializer().serializeToString(document.doctype) : "";
   const text = (type && type + "\\n") + (document.documentElement?.outerHTML ?? "");
@@ -77,7 +77,7 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one page may use. A page that uses more fails."""
 
     requests: int = 200
-    """For other things than the page itself; those that are not loaded do not count."""
+    """For other things than documents; those of blocked types do not count."""
     traffic: int = 30_000_000
     """Bytes over the wire."""
     navigations: int = 10
@@ -145,6 +145,9 @@ class PageVisit:
             max_bytes=limits.traffic,
             give_up=self._fail,
         )
+        self._blocked = frozenset[str](options.block)
+        if options.screenshot or options.pdf:
+            self._blocked -= _NEEDED_FOR_PICTURES
         self._failure: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
         self._deadline = _Deadline(request.timeout_s, request.budget, self._expire)
         self._permit: AbstractAsyncContextManager[None] | None = None
@@ -308,18 +311,21 @@ class PageVisit:
             user_agent=agent,
             extra_http_headers=self._session.everywhere(),
             viewport={"width": WINDOW[0], "height": WINDOW[1]},
-            service_workers="block",
             accept_downloads=False,
         )
         context.on("request", self._on_request)
         context.on("requestfinished", self._on_request_end)
         context.on("requestfailed", self._on_request_end)
         tab, *_ = await asyncio.gather(
-            context.new_page(), context.grant_permissions([]), self._session.give_cookies(context)
+            context.new_page(),
+            context.grant_permissions([]),
+            context.add_init_script(_NO_SERVICE_WORKERS),
+            self._session.give_cookies(context),
         )
         context.on("page", lambda popup: self._spawn(popup.close()))
         tab.on("crash", lambda _: self._fail(FetchError("page_crashed", "the page has crashed")))
-        tab.on("close", lambda _: self._fail(FetchError("page_crashed", "the page closed itself")))
+        tab.on("close", lambda _: self._spawn(self._note_close()))
+        tab.on("download", lambda download: self._visitor.refuse(download.url))
         tab.on("dialog", self._on_dialog)
         tab.on("worker", lambda _: self._count("workers"))
         cdp = await context.new_cdp_session(tab)
@@ -328,26 +334,22 @@ class PageVisit:
         cdp.on("Page.windowOpen", lambda _: self._count("popups"))
         await asyncio.gather(
             cdp.send("Page.enable"),
-            cdp.send("Network.setBlockedURLs", {"urls": self._blocked()}),
             cdp.send("Fetch.enable", {"handleAuthRequests": True, "patterns": self._patterns()}),
         )
         tree = await cdp.send("Page.getFrameTree")
         self._main_frame = tree["frameTree"]["frame"]["id"]
         return tab, cdp
 
-    def _blocked(self) -> list[str]:
-        blocked = {*self._options.block}
-        if self._options.screenshot or self._options.pdf:
-            blocked -= _NEEDED_FOR_PICTURES
-        endings = " ".join([_ENDINGS[kind] for kind in sorted(blocked)]).split()
-        return [f"*.{ending}{rest}" for ending in endings for rest in ("", "?*")]
-
     def _patterns(self) -> list[dict[str, str]]:
-        """Return which requests stop until we let them go on."""
+        """Return which requests stop until we let them go on.
+
+        Those of the driver (`page.route`) would also switch the cache off.
+        """
         patterns = [
             {"resourceType": "Document", "requestStage": "Request"},
             {"resourceType": "Document", "requestStage": "Response"},
             {"resourceType": "Fetch"},  # prefetches are among these
+            *({"resourceType": kind.capitalize()} for kind in sorted(self._blocked)),
         ]
         if self._session.secret(self._first):
             # Not only those to its own origin: the browser would take a header along to wherever
@@ -372,19 +374,22 @@ class PageVisit:
     def _on_request(self, request: TabRequest) -> None:
         self._loading.add(request)
         self._loaded_at = time.monotonic()
-        is_page = request.resource_type == "document" and request.is_navigation_request()
-        if not is_page and request.url.startswith(("http:", "https:")):
+        kind = request.resource_type
+        is_part = kind != "document" and kind not in self._blocked
+        if is_part and request.url.startswith(("http:", "https:")):
             self._count("requests")
 
     def _on_request_end(self, request: TabRequest) -> None:
         self._loading.discard(request)
         self._loaded_at = time.monotonic()
-        if (request.failure or "").endswith("inspector"):
-            self._counts["requests"] -= 1  # it was not loaded
 
     def _on_dialog(self, dialog: Dialog) -> None:
         self._count("dialogs")
         self._spawn(dialog.dismiss())
+
+    async def _note_close(self) -> None:
+        await asyncio.sleep(LATE_S)  # where the browser dies, its pages close first
+        raise FetchError("page_crashed", "the page closed itself")
 
     # Requests
 
@@ -409,6 +414,9 @@ class PageVisit:
             return
         if is_answer:
             await cdp.send("Fetch.continueRequest", which)
+            return
+        if kind.lower() in self._blocked:
+            await cdp.send("Fetch.failRequest", {**which, "errorReason": "BlockedByClient"})
             return
         place = self._subresource(kind, event["request"])
         if place is None:
@@ -553,7 +561,8 @@ class PageVisit:
                 return
 
     async def _quiet(self) -> None:
-        until = time.monotonic() + MAX_QUIET_S
+        self._loaded_at = time.monotonic()  # what was done may have effects a little later
+        until = self._loaded_at + MAX_QUIET_S
         while (now := time.monotonic()) < until:
             if not self._loading and now - self._loaded_at >= QUIET_S:
                 return

@@ -114,12 +114,16 @@ def remove_leftovers(folder: Path) -> None:
     for own in folder.glob("*/lock"):
         if is_locked(own):
             continue
-        sign = f"--user-data-dir={own.parent}"
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if any(part.startswith(sign) for part in process.cmdline()):
-                    process.kill()
+        _kill_users_of(own.parent)
         shutil.rmtree(own.parent, ignore_errors=True)
+
+
+def _kill_users_of(folder: Path) -> None:
+    """Kill the processes whose profile is in a folder; Chromium's others end with these."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(folder) in part for part in process.cmdline()):
+                process.kill()
 
 
 class Chromium:
@@ -132,10 +136,10 @@ class Chromium:
         self._guard: ProcessMark | None = None
         self._driver: ProcessMark | None = None
         self._lock: int | None = None
+        self._descriptors: list[int] = []  # readable when a process has ended
         self._ending: asyncio.Task[None] | None = None
         self.died = asyncio.Event()
         """Set once it cannot be used any more."""
-        self.pages = self.in_flight = 0
         self.sandboxed = os.geteuid() != 0  # Chromium refuses its sandbox to root
 
     async def start(self, proxy: str) -> "Browser":
@@ -168,7 +172,6 @@ class Chromium:
                 raise FetchError("browser_crashed", message) from None
             raise
         browser.on("disconnected", lambda _: self.died.set())
-        self.began = time.monotonic()
         return browser
 
     async def _launch(self, playwright: "Playwright", proxy: str) -> "Browser":
@@ -203,6 +206,28 @@ class Chromium:
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             guard, driver = map(int, (self._folder / "processes").read_text().split())
             self._guard, self._driver = ProcessMark.of(guard), ProcessMark.of(driver)
+            for pid in (guard, driver):
+                self._watch(pid)
+
+    def _watch(self, pid: int) -> None:
+        """Note the end of a process at once: the driver's library does not tell of its own."""
+        if hasattr(os, "pidfd_open"):  # Linux
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                self._descriptors.append(descriptor)
+                asyncio.get_running_loop().add_reader(descriptor, self._note_death)
+
+    def _note_death(self) -> None:
+        self.died.set()
+        for descriptor in self._descriptors:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether guard and driver are there."""
+        return all(mark and mark.find() for mark in (self._guard, self._driver))
 
     def memory(self) -> int:
         """Return the bytes of memory of all its processes, what they share counted once."""
@@ -218,16 +243,16 @@ class Chromium:
     async def end(self) -> None:
         """End it with all its processes, and remove its folder; may be called several times."""
         if self._ending is None:
-            self.died.set()
+            self._note_death()
             self._ending = asyncio.ensure_future(self._end())
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         if self._guard is None:
             self._note_processes()
-        if not await self._gone(self._guard, signal.SIGTERM) and self._guard:
-            with suppress(ProcessLookupError):
-                os.killpg(self._guard.pid, signal.SIGKILL)
+        guarded = self._guard and self._guard.find()
+        if not guarded or not await self._gone(self._guard, signal.SIGTERM):
+            await asyncio.to_thread(_kill_users_of, self._folder)
         if self._playwright:
             stopping = asyncio.ensure_future(self._playwright.stop())
             await asyncio.wait([stopping], timeout=KILL_S)

@@ -17,7 +17,7 @@ from crawler.errors import CrawlerError, FetchError, OwnShortage, UrlError, shor
 from crawler.fetch import wire
 from crawler.fetch.egress import Egress, Proxies, Proxy, Reach
 
-MAX_REFUSED = 20
+MAX_REFUSED = 100
 MAX_SHOWN = 200
 MAX_CONNECTIONS = 100
 """Connections of one page at a time; browsers open fewer."""

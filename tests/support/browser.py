@@ -122,13 +122,8 @@ class Renderer:
         return self.start(url, hook, **asked).result(300)
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of its browsers, guards and drivers included."""
-        return [found for found in psutil.process_iter() if self._is_own(found)]
-
-    def _is_own(self, process: psutil.Process) -> bool:
-        with suppress(psutil.Error):
-            return is_of(process, self.folder)
-        return False
+        """All processes of its browser: the driver first, then the guard, then Chromium's."""
+        return family(psutil.Process(), self.folder)
 
     def close(self) -> None:
         self.run(self.browser.__aexit__())
@@ -137,15 +132,12 @@ class Renderer:
         self._loop.close()
 
 
-def is_of(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process is of a browser with its profile in a folder, or drives one."""
-    if process.status() == psutil.STATUS_ZOMBIE:
-        return process.ppid() == os.getpid()
-    return (
-        any(
-            str(folder) in part
-            for member in (process, *process.children())
-            for part in member.cmdline()
-        )
-        and process.pid != os.getpid()
-    )
+def family(program: psutil.Process, folder: Path) -> list[psutil.Process]:
+    """Return the processes that a program runs for its browsers with profiles in a folder."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for driver in program.children():
+            below = driver.children(recursive=True)
+            if any(str(folder) in part for guard in below[:1] for part in guard.cmdline()):
+                found += [driver, *below]
+    return found

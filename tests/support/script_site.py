@@ -18,23 +18,27 @@ document.querySelector('.more').onclick = async event => {
   add(await (await fetch('/more/' + known)).text());
   if (known == 3) event.target.remove();
 };
-document.getElementById('name').onkeydown = event => { if (event.key == 'Enter') add(event.target.value) };
+document.getElementById('name').onkeydown = event => {
+  if (event.key == 'Enter') add(event.target.value);
+};
 addEventListener('scroll', () => {
   const tall = document.getElementById('tall');
-  if (tall.offsetHeight < 6000) { tall.style.height = tall.offsetHeight + 2000 + 'px'; add('scrolled') }
+  if (tall.offsetHeight > 5000) return;
+  tall.style.height = tall.offsetHeight + 2000 + 'px';
+  add('scrolled');
 });
 </script>"""
 MISBEHAVIOUR = {
-    "requests": "<script>for (let n = 0; n < 100; n++) fetch('/data?' + n)</script>",
+    "requests": "<script>for (let n = 0; n < 300; n++) fetch('/data?' + n)</script>",
     "traffic": "<script>fetch('/large')</script>",
     "dialogs": "<script>for (let n = 0; n < 100; n++) alert(n)</script>",
     "popups": "<script>for (let n = 0; n < 100; n++) window.open('/popup')</script>",
     "workers": "<script>for (let n = 0; n < 100; n++) new Worker('/worker.js')</script>",
-    "grows": "<script>document.body.append('x'.repeat(2_000_000))</script>",
+    "grows": "<script>document.body.append(document.createComment('x'.repeat(2_000_000)))</script>",
     "spins": "<p>a<script>setTimeout(() => { for (;;); }, 100)</script>",
     "spins_at_once": "<script>for (;;);</script>",
     "loops": "<script>location = '/loops?' + Math.random()</script>",
-    "crashes": "<script>const held = []; for (;;) held.push(new Array(1e5).fill({}))</script>",
+    "crashes": "<script>const held = []; for (;;) held.push(new Array(4e6).fill(0.5))</script>",
     "closes": "<script>window.open('', '_self'); window.close()</script><p>still here",
     "leaves": "<script>location = 'data:text/html,elsewhere'; location = 'file:///etc/passwd'"
     "</script><p>still here",
@@ -47,13 +51,14 @@ class ScriptSite(Pages):
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         super().__init__(host)
+        self.rule = self.answer
         script = {"Content-Type": "text/javascript"}
         self.answers = {
             "/app": Answer(APP),
             "/more": Answer(MORE),
             "/data": Answer('["one", "two"]', headers={"Content-Type": "application/json"}),
             "/large": Answer("x" * 3_000_000),
-            "/large.html": Answer("<p>" + "x" * 2_000_000),
+            "/large.html": Answer("<p>" + "x" * 1_200_000),
             "/worker.js": Answer("", headers=script),
             "/report.pdf": Answer("%PDF-1.7 ...", headers={"Content-Type": "application/pdf"}),
             "/export": Answer(
@@ -62,8 +67,16 @@ class ScriptSite(Pages):
             "/endless": Answer("", 302, {"Location": "/endless"}),
             "/inwards": Answer("", 302, {"Location": "http://169.254.169.254/latest/meta-data"}),
             **{f"/{name}": Answer(f"<body>{body}") for name, body in MISBEHAVIOUR.items()},
+            "/service.js": Answer("", headers=script),
             **{f"/more/{number}": Answer(f"{number + 1}") for number in range(10)},
         }
+
+    def answer(self, path: str) -> Answer | None:
+        """Redirect `/bounce?URL`; other queries change nothing."""
+        name, _, query = path.partition("?")
+        if name == "/bounce":
+            return Answer("", 302, {"Location": query})
+        return self.answers.get(name)
 
     def intrude(self, targets: list[str], socket: str, stun: int) -> None:
         """Have a page `/intruder` that tries to reach URLs in all the ways that pages have."""
@@ -84,19 +97,13 @@ class ScriptSite(Pages):
             for url in targets
         )
         calls = (
-            "<script>navigator.serviceWorker?.register('/service.js').then("
-            "() => document.body.append('a service worker'), () => {});"
+            "<script>try { ServiceWorkerContainer.prototype.register.call(navigator.serviceWorker,"
+            "'/service.js').catch(() => {}) } catch {}"
             "const call = new RTCPeerConnection({iceServers: "
             f"[{{urls: 'stun:127.0.0.1:{stun}'}}]}});"
-            "call.createDataChannel('x'); call.createOffer().then(x => call.setLocalDescription(x));"
+            "call.createDataChannel('x');"
+            "call.createOffer().then(offer => call.setLocalDescription(offer));"
             "const link = document.createElement('a'); link.href = '/export'; link.download = 'x';"
             "document.body.append(link); link.click();</script>"
         )
         self.answers["/intruder"] = Answer(f"<body>{tags}{calls}")
-
-        def bounce(path: str) -> Answer | None:
-            if path.startswith("/bounce?"):
-                return Answer("", 302, {"Location": path.removeprefix("/bounce?")})
-            return None
-
-        self.rule = bounce
