@@ -23,6 +23,7 @@ from crawler.db.dispatch import Due
 from crawler.forecast import CrawlLimits
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, JobStatus, Line, RateRule
+from crawler.resilience.permit import AHEAD_S
 from crawler.sites.live import LiveSites
 from crawler.waits import open_rate_limiter
 
@@ -240,7 +241,7 @@ class SignalReader:
             known = {each.domain.partition("@")[0]: each for each in shared.domains(now)}
         for due in self._places():
             rule = self._rule(due)
-            most = may_go(rule, known.get(due.domain))
+            most = may_go(rule, known.get(due.domain), now)
             count, imported_at = self._lpm.dispatch.depth(due, min(most, MAX_DEPTH - total))
             if count:
                 total += count
@@ -284,8 +285,11 @@ class SignalReader:
         return spare_s
 
 
-def may_go(rule: RateRule, known: "DomainStatus | None") -> int:
-    """Return how many tasks of a domain could go within a second, if a process had a place."""
+def may_go(rule: RateRule, known: "DomainStatus | None", now: float) -> int:
+    """Return how many tasks of a domain could go within a second, if a process had a place.
+
+    Processes reserve up to AHEAD_S ahead. They do not come that far if they lack places.
+    """
     if not rule.limited:
         return MAX_DEPTH
     most = MAX_DEPTH
@@ -295,7 +299,9 @@ def may_go(rule: RateRule, known: "DomainStatus | None") -> int:
         most = min(most, rule.at_a_time)
     if known is None:
         return most
-    if known.state != "CLOSED" or known.not_before is not None or known.next_at is not None:
+    if known.state != "CLOSED" or known.not_before is not None:
+        return 0
+    if known.next_at is not None and known.next_at - now > AHEAD_S / 2:
         return 0
     if rule.at_a_time:
         most = min(most, rule.at_a_time - known.in_flight)

@@ -96,7 +96,7 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
     """Take the steps, strike, and count."""
     done = folder.crawler("up", "--autoscale", f"1,{given.max}")
     assert done.returncode == 0, done.stderr
-    watch, pages, used = Watch(folder), 0, []
+    watch, pages, ends = Watch(folder), 0, []
     for step, rate in enumerate(STEPS):
         began = time.monotonic()
         urls = [f"http://127.0.0.1:{server.port}/{step}/{n}" for n in range(rate * given.seconds)]
@@ -107,7 +107,7 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
         folder.wait_until_done(pages, 10 * given.seconds)
         took_s = time.monotonic() - began
         counts = [wanted for at, wanted, _ in watch.seen if at >= began]
-        used.append(max(counts))
+        ends.append(counts[-1])
         print(
             f"{rate:3}/s: {len(urls) / took_s:5.1f} pages a second; processes {counts[0]} at "
             f"first, {min(counts)} to {max(counts)}, {counts[-1]} at the end",
@@ -126,7 +126,7 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
         f"for twice, {charged} with more than one attempt; {changes} changes"
     )
     lost = len(results) != pages or len(urls_seen) != pages
-    follows = used[0] < used[2] > used[4]
+    follows = ends[0] < ends[2] > ends[4]
     return int(lost or not follows or (given.calm and charged > 0))
 
 

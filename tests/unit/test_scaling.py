@@ -1,6 +1,5 @@
 """How many worker processes there are to be."""
 
-import math
 from collections.abc import Callable
 
 import msgspec
@@ -189,11 +188,12 @@ def test_only_what_a_domain_lets_go_counts() -> None:
     """All tasks of a domain without limits; of others what a second allows, if it is not used."""
     limited = RateRule(interval_s=0.1, at_a_time=4)
 
-    assert may_go(RateRule(), None) == MAX_DEPTH
-    assert may_go(RateRule(interval_s=0.1), None) == 10
-    assert may_go(limited, None) == 4
-    assert may_go(limited, status(in_flight=3)) == 1
-    assert may_go(limited, status(in_flight=4)) == 0
-    assert may_go(limited, status(next_at=math.inf)) == 0
-    assert may_go(limited, status(state="OPEN")) == 0
-    assert may_go(limited, status(not_before=5.0)) == 0
+    assert may_go(RateRule(), None, 100.0) == MAX_DEPTH
+    assert may_go(RateRule(interval_s=0.1), None, 100.0) == 10
+    assert may_go(limited, None, 100.0) == 4
+    assert may_go(limited, status(in_flight=3), 100.0) == 1
+    assert may_go(limited, status(in_flight=4), 100.0) == 0
+    assert may_go(limited, status(next_at=100.5), 100.0) == 0
+    assert may_go(limited, status(next_at=100.1), 100.0) == 4
+    assert may_go(limited, status(state="OPEN"), 100.0) == 0
+    assert may_go(limited, status(not_before=5.0), 100.0) == 0
