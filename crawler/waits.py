@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -123,8 +124,12 @@ class WaitFinder:
         command, effect = f"{program()} up --browsers 1", "starts one"
         if self._stack().up:
             command, effect = f"{program()} worker --browser", "starts one, beside the stack"
-        if all(note.about.get("kind") == "direct" for note in workers):
-            command, effect = "pip install 'crawler[browser]'", "installs one; begin again then"
+        if workers and all(note.about.get("kind") == "direct" for note in workers):
+            # Such a process would render them itself, if this machine had all that it takes.
+            command = "apt-get install chromium-headless-shell"
+            if find_spec("playwright") is None:
+                command = "pip install '.[browser]'"
+            effect = "installs one; begin again then"
         stops = tasks == books.open
         return [
             Wait(

@@ -93,9 +93,7 @@ def lacking(path: Path | None) -> str:
     try:
         import playwright  # noqa: F401
     except ImportError:
-        return (
-            "pages in a browser need the extra `browser`; install it: pip install crawler[browser]"
-        )
+        return "pages in a browser need the extra `browser`; install it: pip install '.[browser]'"
     if find_program(path):
         return ""
     if path:

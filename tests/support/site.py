@@ -289,15 +289,21 @@ async def page(call: Call) -> bytes:
     return response(parcel(n))
 
 
-@serves("/shell/<n>", "A page that is empty until its script has run")
+@serves("/shell/<n>", "A page that is empty until its script has fetched what it shows")
 async def shell(call: Call) -> bytes:
     n = int(call.argument)
-    shown = json.dumps(shown_by_script(n))
-    script = f"""<script>document.getElementById('app').innerHTML = {shown};
-        document.title = 'Parcel {n}';</script>"""
+    script = f"""<script>fetch('/shown/{n}').then(answer => answer.text()).then(shown => {{
+        document.getElementById('app').innerHTML = shown;
+        document.title = 'Parcel {n}';
+    }});</script>"""
     wants = "<noscript>You need to enable JavaScript to run this app.</noscript>"
     body = f'{wants}<div id="app"></div>{script}'
     return response(document("Loading", body).encode(), 'ETag: "shell"')
+
+
+@serves("/shown/<n>", "What the script of /shell/<n> shows")
+async def shown(call: Call) -> bytes:
+    return response(shown_by_script(int(call.argument)).encode())
 
 
 def shown_by_script(n: int) -> str:
