@@ -3,7 +3,9 @@
 import gzip
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -237,47 +239,54 @@ def test_a_file_that_is_cut_gives_what_it_has() -> None:
         assert len(found.urls) > 100
 
 
-BOMB = gzip.compress(b" " * (MAX_BYTES + 1_000_000))
-HOSTILE = {
-    "bomb": BOMB,
-    "bomb in a bomb": gzip.compress(BOMB),
-    "bomb behind a set": gzip.compress(ONE.encode() + b" " * MAX_BYTES),
-    "members": gzip.compress(b"<") * 100_000,
-    "nesting": b"<urlset>" + b"<url>" * 1_000_000,
-    "attributes": b"<urlset>" + b"<url><loc " + b"a='b' " * 1_000_000 + b">x</loc>",
-    "open attributes": b"<feed><entry>" + b"<link a='" * 500_000,
-    "long name": b"<urlset>" + b"<" + b"a" * 5_000_000,
-    "long value": b"<urlset><url><loc>" + b"a" * 5_000_000 + b"</loc></url>",
-    "open values": b"<urlset>" + b"<loc>" * 1_000_000,
-    "open angles": b"<urlset>" + b"<" * 5_000_000,
-    "comments": b"<urlset>" + b"<!-- " * 1_000_000,
-    "closed comments": b"<urlset>" + b"<!----->" * 600_000,
-    "comments first": b"<!-- -->" * 600_000 + b"<urlset/>",
-    "open cdata": b"<urlset>" + b"<loc><![CDATA[" * 400_000,
-    "references": b"<urlset>" + (b"<loc>" + b"&#38;" * 3_000 + b"</loc>") * 300,
-    "hosts": b"<urlset>" + (b"<loc>http://" + b"x\xc3\xa9" * 5_000 + b"/</loc>") * 300,
-    "dates": b"<urlset>" + b"<lastmod>" + b"Sun, 01 Mar 2026 " * 300_000,
-    "blanks": b" " * 5_000_000,
-    "lines": b"\n" * 5_000_000,
-    "one line": b"a" * 5_000_000,
-    "urls": b"http://a.example/" * 300_000,
-    "instructions": b"<?xml ?>" * 600_000 + b"<urlset/>",
-    "doctypes": b"<!DOCTYPE a>" * 400_000 + b"<urlset/>",
-    "utf-16": "<urlset>".encode("utf-16") + b"a\0" * 2_500_000,
-    "halves": "<urlset>".encode("utf-16") + b"\0\xd8" * 1_000_000,
-    "declared": b'<?xml encoding="' + b"x" * 5_000_000,
+@cache
+def bomb() -> bytes:
+    """A sitemap that is larger than any may be, and nearly nothing on its way."""
+    return gzip.compress(b" " * (MAX_BYTES + 1_000_000))
+
+
+# Made by the tests that need them: each process that runs tests would make and keep them all.
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "bomb": bomb,
+    "bomb in a bomb": lambda: gzip.compress(bomb()),
+    "bomb behind a set": lambda: gzip.compress(ONE.encode() + b" " * MAX_BYTES),
+    "members": lambda: gzip.compress(b"<") * 100_000,
+    "nesting": lambda: b"<urlset>" + b"<url>" * 1_000_000,
+    "attributes": lambda: b"<urlset>" + b"<url><loc " + b"a='b' " * 1_000_000 + b">x</loc>",
+    "open attributes": lambda: b"<feed><entry>" + b"<link a='" * 500_000,
+    "long name": lambda: b"<urlset>" + b"<" + b"a" * 5_000_000,
+    "long value": lambda: b"<urlset><url><loc>" + b"a" * 5_000_000 + b"</loc></url>",
+    "open values": lambda: b"<urlset>" + b"<loc>" * 1_000_000,
+    "open angles": lambda: b"<urlset>" + b"<" * 5_000_000,
+    "comments": lambda: b"<urlset>" + b"<!-- " * 1_000_000,
+    "closed comments": lambda: b"<urlset>" + b"<!----->" * 600_000,
+    "comments first": lambda: b"<!-- -->" * 600_000 + b"<urlset/>",
+    "open cdata": lambda: b"<urlset>" + b"<loc><![CDATA[" * 400_000,
+    "references": lambda: b"<urlset>" + (b"<loc>" + b"&#38;" * 3_000 + b"</loc>") * 300,
+    "hosts": lambda: b"<urlset>" + (b"<loc>http://" + b"x\xc3\xa9" * 5_000 + b"/</loc>") * 300,
+    "dates": lambda: b"<urlset>" + b"<lastmod>" + b"Sun, 01 Mar 2026 " * 300_000,
+    "blanks": lambda: b" " * 5_000_000,
+    "lines": lambda: b"\n" * 5_000_000,
+    "one line": lambda: b"a" * 5_000_000,
+    "urls": lambda: b"http://a.example/" * 300_000,
+    "instructions": lambda: b"<?xml ?>" * 600_000 + b"<urlset/>",
+    "doctypes": lambda: b"<!DOCTYPE a>" * 400_000 + b"<urlset/>",
+    "utf-16": lambda: "<urlset>".encode("utf-16") + b"a\0" * 2_500_000,
+    "halves": lambda: "<urlset>".encode("utf-16") + b"\0\xd8" * 1_000_000,
+    "declared": lambda: b'<?xml encoding="' + b"x" * 5_000_000,
 }
 
 
 @pytest.mark.parametrize("shape", HOSTILE)
 def test_a_hostile_file_lets_others_have_their_turn(shape: str) -> None:
     """The clock is looked at all the time, and the work is in proportion to the bytes."""
+    body = HOSTILE[shape]()
     for _ in range(5):
         before = slowness()
         gaps = Gaps()
         began = time.thread_time()
         with suppress(FetchError):
-            sitemaps.read(HOSTILE[shape], URL, Budget(clock=gaps))
+            sitemaps.read(body, URL, Budget(clock=gaps))
         gaps()
         spent = time.thread_time() - began
         slow = max(before, slowness())
@@ -289,7 +298,7 @@ def test_a_hostile_file_lets_others_have_their_turn(shape: str) -> None:
 def test_a_budget_ends_it() -> None:
     """No sitemap takes more CPU time than its page has."""
     with pytest.raises(FetchError) as caught:
-        sitemaps.read(BOMB, URL, Budget(cpu_s=0.001))
+        sitemaps.read(bomb(), URL, Budget(cpu_s=0.001))
 
     assert caught.value.reason == "too_costly"
 
