@@ -1,5 +1,6 @@
 """Redis addresses, as Celery and redis-py spell them, and clients with timeouts."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -9,6 +10,7 @@ from crawler.errors import ServiceError
 
 if TYPE_CHECKING:
     import redis
+    from redis.driver_info import DriverInfo
 
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "redis+socket": "unix"}
 _CERT_REQS = ("none", "optional", "required")
@@ -118,12 +120,27 @@ def _tls(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((key, given[key]) for key in _TLS_OPTIONS if given.get(key))
 
 
+@cache
+def driver_info() -> "DriverInfo":
+    """What redis-py tells Redis of itself.
+
+    Otherwise each connection reads its version anew from the files of the installed package, which
+    takes longer than connecting.
+    """
+    import redis
+    from redis.driver_info import DriverInfo
+
+    return DriverInfo(lib_version=redis.__version__)
+
+
 def connect(url: str) -> "redis.Redis":
     """Return a client with timeouts, for an address in any spelling."""
     import redis
 
     address = RedisAddress.parse(url).for_redis()
-    return redis.Redis.from_url(address, socket_timeout=5, socket_connect_timeout=2)
+    return redis.Redis.from_url(
+        address, socket_timeout=5, socket_connect_timeout=2, driver_info=driver_info()
+    )
 
 
 def check_redis(client: "redis.Redis") -> None:

@@ -21,7 +21,7 @@ from redis.retry import Retry
 from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
 from crawler.models import RateRule
-from crawler.redis_client import RedisAddress
+from crawler.redis_client import RedisAddress, driver_info
 from crawler.resilience import permit
 from crawler.resilience.memory import DomainState, MemoryPermit, bounded, end, sane
 from crawler.resilience.permit import (
@@ -259,6 +259,7 @@ class RedisRateLimiter:
             socket_connect_timeout=TIMEOUT_S,
             # No retries: a connection that breaks may mean a Redis that has forgotten.
             retry=Retry(NoBackoff(), 0),
+            driver_info=driver_info(),
         )
         self._script = _Script(self._client, monotonic)
         self._lock = threading.Lock()

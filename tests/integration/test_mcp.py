@@ -226,6 +226,7 @@ def test_failures_are_answers_with_a_reason(desk: Folder, site: Site) -> None:
             assert (late["status"], late["page"]) == ("pending", None)
             assert "1 s" in late["error"]
             assert f"job_status with session_id='{late['session_id']}'" in late["note"]
+            await asyncio.to_thread(wait_for, lambda: "/hold/it" in site.hits(), 60, "the request")
             text = await refused(client, "read_page", url=f"{site.url}/hold/it")
             assert "its task is processing" in text
             site.release()
