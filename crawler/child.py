@@ -29,7 +29,8 @@ from crawler import logs, sites, times
 from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
-from crawler.fetch.browser import find_browser, lacking
+from crawler.fetch.browser import find_browser
+from crawler.fetch.browser_process import lacking
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer

@@ -122,7 +122,7 @@ def _browsers_for(settings: Settings, series: Series) -> int:
     """Return how many processes that render pages a stack is started with: one where a job or a
     site asks for it."""
     from crawler import sites
-    from crawler.fetch.browser import lacking
+    from crawler.fetch.browser_process import lacking
 
     fetchers = {each.job.options.fetcher for each in series.begun if each.job}
     fetchers |= sites.load(settings.config_dir, settings.rate).fetchers
