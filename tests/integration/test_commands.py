@@ -163,7 +163,7 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
         "gateway",
         "trouble",
     }
-    shape |= {"waits", "store", "unaccounted", "config_faults", "schedules"}
+    shape |= {"waits", "store", "unaccounted", "config_faults", "schedules", "autoscale"}
     assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}
