@@ -299,8 +299,9 @@ class _Crawl:
         while True:
             ends = self._lpm.batches.ends(self._job, self._cursor)
             self._cursor = ends.cursor
-            for _, task in ends.tasks:
-                found += self._open.pop(task, [])
+            for _, row in ends.rows:
+                if row.task is not None:
+                    found += self._open.pop(row.task, [])
             if ends.is_complete:  # whatever its timeline has lost
                 found += self.left
                 self._open.clear()

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
+from crawler.errors import CrawlerError, ServiceError, SessionCancelled, StoreError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ def refusal(error: HTTPException) -> Json:
 
 def as_http(error: CrawlerError) -> ApiError:
     """What an error of the package means for a client."""
+    if isinstance(error, SessionCancelled):
+        return ApiError(409, "cancelled", str(error))
     if isinstance(error, UsageError):
         return ApiError(400, "bad_request", str(error))
     if isinstance(error, StoreError):

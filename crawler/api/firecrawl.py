@@ -49,7 +49,7 @@ from crawler.api.firecrawl_options import (
 from crawler.api.service import service_of
 from crawler.batches import PENDING, SUCCESS
 from crawler.db.batches import Batch
-from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
+from crawler.errors import CrawlerError, ServiceError, SessionCancelled, StoreError, UsageError
 from crawler.site_map import MapAnswer, MapRequest
 
 PREFIX = "/v2"
@@ -134,7 +134,7 @@ class FirecrawlRoute(APIRoute):
 def _refusal(error: CrawlerError) -> Response:
     if isinstance(error, NoJob):
         return problem(404, str(error))
-    if isinstance(error, Conflict):
+    if isinstance(error, (Conflict, SessionCancelled)):
         return problem(409, str(error))
     if isinstance(error, Forbidden):
         return problem(403, str(error), "forbidden")

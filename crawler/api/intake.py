@@ -18,7 +18,7 @@ from crawler.api.tokens import Client
 from crawler.batches import BatchOptions, Submitted
 from crawler.config import Settings
 from crawler.db.batches import Asked
-from crawler.errors import UrlError
+from crawler.errors import SessionCancelled, UrlError
 from crawler.fetch.egress import Egress, ip_literal, names_loopback
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus
@@ -85,13 +85,15 @@ class Intake:
                     "key_reused",
                     "this Idempotency-Key came with another body before; send a new key",
                 )
+
+        def finish(lpm: LocalPersistenceManager, job: Job) -> None:
             if told := call.webhook:
                 webhooks.keep(lpm, job, told.url, told.secret, told.events)
 
         with self._quota:  # two calls at once must not both find room for themselves
             self._check_state(client, session_id, call)
             submitted = self._backend.accept(
-                client.name, session_id, call.urls, call.options, call.distributed, note
+                client.name, session_id, call.urls, call.options, call.distributed, note, finish
             )
         return Accepted(session_id, submitted, self._backend.asked(submitted))
 
@@ -158,8 +160,7 @@ class Intake:
             return
         known = store.find(client.name, session_id)
         if known and known.job.cancelled:
-            message = f"the session {session_id} was cancelled: begin another one"
-            raise ApiError(409, "cancelled", message)
+            raise SessionCancelled(session_id)
         self._check_quota(client, session_id, len(call.urls))
 
     @contextlib.contextmanager

@@ -45,7 +45,8 @@ def signature(secret: str, body: bytes) -> str:
 def keep(
     lpm: LocalPersistenceManager, job: Job, url: str, secret: str, events: tuple[str, ...]
 ) -> None:
-    """Store the webhook of a session within its commit; the first one of a session counts."""
+    """Store the webhook of a session at the end of its commit: what is refused before leaves no
+    file. The first one of a session counts."""
     if lpm.webhooks.add(job, events):
         stored = Session(secrets={"url": url, "secret": secret})
         sessions.save(lpm.folder / "sessions", _file_name(job), stored)

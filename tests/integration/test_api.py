@@ -305,6 +305,41 @@ def test_rows_that_are_no_url_are_handed_on_once(tmp_path: Path, site: Site) -> 
         assert (again["results"], then["results"]) == ([], [])
 
 
+def test_a_session_that_grows_hands_on_its_new_rows_that_are_no_url(
+    tmp_path: Path, site: Site
+) -> None:
+    """Whoever has read the first call gets each row of the later ones once, by any way."""
+    with ApiServer(tmp_path) as server, Receiver(refusals=0) as receiver:
+        path = "/api/crawl/g"
+        server.batch(["no url", site.page(1)], session_id="g", webhook={"url": receiver.url})
+        first = server.ask("GET", path).body
+        server.batch(["bad two", site.page(2)], session_id="g")
+        second = server.ask("GET", f"{path}?cursor={first['cursor']}").body
+        wait_for(lambda: "bad two" in str(receiver.told("results")), 30, "the second call's rows")
+        server.batch(["bad three"], session_id="g")
+        behind = f"cursor={second['cursor']}"
+        third = server.ask("GET", f"{path}?{behind}").body
+        lines = server.ask("GET", f"{path}/results.ndjson?{behind}").body.splitlines()
+        sent = events(server, f"{path}/events?{behind}")
+        with server.socket("g", second["cursor"]) as stream:
+            by_socket = [each["url"] for each in messages(stream) if each["type"] == "result"]
+        wait_for(lambda: "bad three" in str(receiver.told("results")), 30, "the third call's row")
+        whole = server.ask("GET", path).body
+
+    assert [each["url"] for each in first["results"]] == ["no url", site.page(1)]
+    assert [each["url"] for each in second["results"]] == ["bad two", site.page(2)]
+    assert [each["url"] for each in third["results"]] == by_socket == ["bad three"]
+    assert [json.loads(line)["url"] for line in lines] == ["bad three"]
+    assert [json.loads(each["data"]).get("url") for each in sent] == ["bad three", None, None]
+    pages = first["results"] + second["results"] + third["results"]
+    assert whole["results"] == pages
+    assert [each["seq"] for each in pages] == sorted({each["seq"] for each in pages})
+    assert whole["is_complete"]
+    assert whole["total"] == len(pages) == 5
+    pushed = [row["url"] for each in receiver.told("results") for row in each["results"]]
+    assert pushed == [each["url"] for each in pages]
+
+
 def test_server_sent_events_resume(api: ApiServer, site: Site) -> None:
     """`Last-Event-ID` goes on behind a result: nothing is lost and nothing comes twice."""
     given = ["nonsense", *(site.page(n) for n in range(30))]
@@ -550,7 +585,9 @@ def test_what_a_refused_call_sends_along_reaches_nobody(guarded: ApiServer, site
     twice = [f"http://u:p@{host}/page/1", f"http://u2:p2@{host}/page/2"]
     secret = {"headers": {"X-Secret": "of-eve-7d1f"}}
 
-    assert eve.batch(twice, session_id="shop", options=secret).status == 400
+    webhook = {"url": "http://127.0.0.1:9/?key=of-eve-7d1f", "secret": "of-eve-7d1f"}
+
+    assert eve.batch(twice, session_id="shop", options=secret, webhook=webhook).status == 400
     files = [path for path in guarded.folder.data.rglob("*") if path.is_file()]
     assert [path for path in files if b"of-eve-7d1f" in path.read_bytes()] == []
     assert eve.batch([site.page(3)], session_id="shop", options=secret).status == 200
