@@ -10,7 +10,7 @@ from crawler.db.connection import Database, reading, writing
 from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
-from crawler.db.links import Start, add_starts
+from crawler.db.links import PAGES_LEFT, Start, add_starts
 from crawler.db.store import LISTED, Part, as_json, row_crc32
 from crawler.db.tasks import storable
 from crawler.db.timeline import note
@@ -401,12 +401,14 @@ class Batches(Part):
         )
 
     def open_of_client(self, client: str) -> tuple[int, int]:
-        """How many sessions of a client are not done, and how many open tasks these have."""
+        """How many sessions of a client are not done, and how many open tasks these have or, as
+        crawls, may still get."""
         [(sessions, tasks)] = self._db.all(
-            """SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
-                   AND t.status IN ('pending', 'processing'))), 0)
-               FROM batches b JOIN jobs j ON j.id = b.job_id
-               WHERE b.client = ? AND j.status <> 'done'""",
+            f"""SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
+                   AND t.status IN ('pending', 'processing'))
+                   + iif(j.hold IS 'cancelled', 0, ifnull({PAGES_LEFT}, 0))), 0)
+                FROM batches b JOIN jobs j ON j.id = b.job_id
+                WHERE b.client = ? AND j.status <> 'done'""",
             (client,),
         )
         return int(sessions), int(tasks)
