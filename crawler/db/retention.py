@@ -26,7 +26,7 @@ from crawler.db.store import (
     Part,
     as_json,
 )
-from crawler.files import session_path
+from crawler.files import session_path, webhook_name
 from crawler.models import Job, TaskStatus
 
 KNOWN_GAPS = "known_gaps"
@@ -213,7 +213,7 @@ class Retention(Part):
                     db.execute("DELETE FROM meta WHERE key = ?", (f"{REMOVING}{job.id}",))
                     continue
                 # While nobody can begin another job of this name.
-                for name in (job.name, f"webhook {job.name}"):
+                for name in (job.name, webhook_name(job.name)):
                     session_path(self._sessions, name).unlink(missing_ok=True)
                 for table, condition in _OF_JOB.items():
                     db.execute(f"DELETE FROM {table} WHERE {condition}", (job.id,))

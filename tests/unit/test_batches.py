@@ -16,6 +16,7 @@ from crawler.config import Settings
 from crawler.db.batches import Batch, key_of, session_of
 from crawler.db.owners import Owner
 from crawler.errors import SessionCancelled, UsageError
+from crawler.fetch import session as sessions
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, TaskStatus
 from crawler.page_formats import PageFormats
@@ -286,17 +287,58 @@ def test_a_webhook_is_delivered_by_one_at_a_time(
 ) -> None:
     """Each delivery begins the lease anew: however long all of them take, nobody else begins."""
 
-    def note(lpm: LocalPersistenceManager, job: Job) -> None:
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
         webhooks.keep(lpm, job, "http://a.example/", "", webhooks.EVENTS)
 
-    job, _ = submit(settings, "told", URLS, BatchOptions(), direct=True, note=note)
-    [claimed] = lpm.webhooks.claim(100.0, 60.0, 8)
+    job, _ = submit(settings, "told", URLS, BatchOptions(), direct=True, finish=keep)
+    [claimed] = lpm.webhooks.claim(100.0, 60.0, 8, 4, {})
     lpm.webhooks.delivered(job.id, 10, 150.0 + 60.0)
 
     assert (claimed.job_id, claimed.cursor) == (job.id, 0)
-    assert lpm.webhooks.claim(170.0, 60.0, 8) == []
-    [again] = lpm.webhooks.claim(211.0, 60.0, 8)
+    assert lpm.webhooks.claim(170.0, 60.0, 8, 4, {}) == []
+    [again] = lpm.webhooks.claim(211.0, 60.0, 8, 4, {})
     assert again.cursor == 10
+
+
+def test_no_client_takes_all_deliveries(settings: Settings, lpm: LocalPersistenceManager) -> None:
+    """Each gets its share, less what is delivered to it already, and the others go on."""
+
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
+        webhooks.keep(lpm, job, "http://a.example/", "", webhooks.EVENTS)
+
+    for client, session in [*(("ann", f"s{n}") for n in range(9)), ("bob", "s"), ("", "s")]:
+        submit(
+            settings, session, URLS, BatchOptions(), direct=True, client=client, finish=keep
+        )  # fmt: skip
+    first = lpm.webhooks.claim(100.0, 60.0, 8, 4, {"ann": 1, "eve": 4})
+    second = lpm.webhooks.claim(100.0, 60.0, 2, 4, {"ann": 4, "bob": 1, "": 1})
+    third = lpm.webhooks.claim(100.0, 60.0, 2, 4, {})
+
+    assert sorted(each.client for each in first) == ["", "ann", "ann", "ann", "bob"]
+    assert second == []
+    assert [each.client for each in third] == ["ann", "ann"]
+
+
+def test_a_webhook_shares_its_file_with_no_session(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """Whatever the session of a program is called."""
+
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
+        webhooks.keep(lpm, job, "http://a.example/", "secret", webhooks.EVENTS)
+
+    submit(settings, "foo", URLS, BatchOptions(), direct=True, finish=keep)
+    headers = BatchOptions(headers={"X-Key": "key"})
+    job = submit(settings, "webhook foo", URLS, headers, direct=True).job
+
+    folder = settings.data_dir / "sessions"
+    assert sorted("http://a.example/" in path.read_text() for path in folder.iterdir()) == [
+        False,
+        True,
+    ]
+    stored = sessions.load(folder, job.name)
+    assert stored
+    assert stored.headers == (("X-Key", "key"),)
 
 
 @pytest.mark.parametrize("client", ["", "a", "a:b", "12:", "ünder"])
