@@ -109,6 +109,11 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, CrawlerError)
         return refusal(as_http(error))
 
+    async def on_unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        told = "there is nothing at this path; /openapi.json describes what there is"
+        raise ApiError(404, "not_found", told)
+
+    app.router.default = on_unknown  # also of WebSockets
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(CrawlerError, on_crawler)
