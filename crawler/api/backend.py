@@ -262,10 +262,7 @@ class LedgerBackend:
             status=status,
             total=counts.accepted + rejected,
             done=counts.accepted - counts.open + rejected,
-            books={
-                name: getattr(counts, name)
-                for name in ("pending", "processing", "completed", "failed", "skipped", "expired")
-            },
+            books=counts.by_state,
             rejected=rejected,
             created_at=job.created_at,
             completed_at=job.completed_at,
