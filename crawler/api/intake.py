@@ -20,6 +20,7 @@ from crawler.config import Settings
 from crawler.db.batches import Asked
 from crawler.errors import SessionCancelled, UrlError
 from crawler.fetch.egress import Egress, ip_literal, names_loopback
+from crawler.logs import counted
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus
 
@@ -177,13 +178,15 @@ class Intake:
         known = store.find(client.name, session_id)
         sessions, open_urls = store.open_of_client(client.name)
         if client.max_urls is not None and open_urls + count > client.max_urls:
+            allowed = counted(client.max_urls, "open URL")
             state = f"has {open_urls:,}; this call has {count:,}"
             if count > client.max_urls:  # waiting does not help
-                raise _over_quota(f"{client.max_urls:,} open URLs", state, "send fewer at a time")
-            raise _over_quota(f"{client.max_urls:,} open URLs", state)
+                raise _over_quota(allowed, state, "send fewer at a time")
+            raise _over_quota(allowed, state)
         is_more = known is None or known.job.status == JobStatus.DONE
         if client.max_sessions is not None and is_more and sessions >= client.max_sessions:
-            raise _over_quota(f"{client.max_sessions:,} running sessions", f"has {sessions:,}")
+            allowed = counted(client.max_sessions, "running session")
+            raise _over_quota(allowed, f"has {sessions:,}")
 
 
 def _over_quota(limit: str, state: str, advice: str = "try again later") -> ApiError:
