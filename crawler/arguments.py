@@ -12,6 +12,8 @@ from crawler.errors import UsageError
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 
+Seconds = Annotated[float, Meta(ge=0)]
+
 
 def checked(value: Any, kind: type[T], what: str) -> T:
     """Return an argument as what it must be; raises `UsageError`."""

@@ -49,6 +49,14 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: Annotated[int, Meta(ge=1, le=9)] = 5
 
 
+Note = Callable[[LocalPersistenceManager, Job], None]
+"""Stores more in the commit of a call."""
+
+
+def nothing_more(lpm: LocalPersistenceManager, job: Job) -> None:
+    """Store no more."""
+
+
 class Submitted(NamedTuple):
     """A call that is in the ledger: its job, and its number within the session."""
 
@@ -77,11 +85,13 @@ def submit(
     *,
     direct: bool,
     client: str = "",
-    note: Callable[[LocalPersistenceManager, Job], None] = lambda lpm, job: None,
+    note: Note = nothing_more,
+    finish: Note = nothing_more,
 ) -> Submitted:
     """Store URLs as tasks of a session, in one commit. The same call again changes nothing.
 
-    `note` may store more in the same commit, also for a call that comes again.
+    `note` and `finish` may store more in the same commit, also for a call that comes again. `note`
+    may still refuse the call; after `finish`, nothing does.
     """
     if len(given) > MAX_URLS:
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
@@ -109,8 +119,9 @@ def submit(
             keep_secrets(lpm.folder / "sessions", job, is_new, session, found)
 
         begun = lpm.batches.begin(
-            new, tasks, rejected, lpm.now(), prepare, lambda job: note(lpm, job)
-        )
+            new, tasks, rejected, lpm.now(), prepare,
+            lambda job: note(lpm, job), lambda job: finish(lpm, job),
+        )  # fmt: skip
         return Submitted(*begun)
 
 

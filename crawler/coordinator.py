@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from crawler import config
-from crawler.arguments import Name, checked, checked_folder
+from crawler.arguments import Name, Seconds, checked, checked_folder
 from crawler.batches import (
     PENDING,
     BatchOptions,
@@ -80,7 +80,7 @@ class CrawlCoordinator:
                 f"session_id: at most {SESSION_LENGTH} characters, and no space at either end"
             )
         self.distributed = checked(distributed, bool, "distributed")
-        self._give_up_s = checked(give_up_s, float, "give_up_s")
+        self._give_up_s = checked(give_up_s, Seconds, "give_up_s")
         self.statistics: Statistics | None = None
         """Of the last crawl that has ended."""
         settings = config.load()
@@ -172,7 +172,7 @@ class CrawlCoordinator:
         """A crawl that has begun. However it is left, the ledger keeps what is open."""
         given = checked(_as_list(urls), list[str], "urls")
         how = checked({} if options is None else options, BatchOptions, "options")
-        limit_s = math.inf if timeout_s is None else checked(timeout_s, float, "timeout_s")
+        limit_s = math.inf if timeout_s is None else checked(timeout_s, Seconds, "timeout_s")
         crawl = _Crawl(
             self._settings, self._converter, not self.distributed, limit_s, self._give_up_s
         )
@@ -299,8 +299,9 @@ class _Crawl:
         while True:
             ends = self._lpm.batches.ends(self._job, self._cursor)
             self._cursor = ends.cursor
-            for _, task in ends.tasks:
-                found += self._open.pop(task, [])
+            for _, row in ends.rows:
+                if row.task is not None:
+                    found += self._open.pop(row.task, [])
             if ends.is_complete:  # whatever its timeline has lost
                 found += self.left
                 self._open.clear()

@@ -4,6 +4,7 @@ CrawlerError
 ├── UsageError              an argument, a setting or a file cannot be used
 │   ├── ConfigError         an environment variable
 │   ├── InputError          an input file, by name, line and reason
+│   ├── SessionCancelled    a session that takes no more URLs
 │   └── StackIsUp           another stack runs in this data folder
 ├── ServiceError            Redis does not answer, or is not fit for use
 │   └── GatewayError        the Gateway does not answer as it should; the call is repeated later
@@ -67,6 +68,13 @@ class InputError(UsageError):
         if self.line is None:
             return f"{self.path}: {self.reason}"
         return f"{self.path}, {place(self.line, self.item)}: {self.reason}"
+
+
+class SessionCancelled(UsageError):
+    """A session takes no more URLs, because it was cancelled."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"the session {session_id} was cancelled: begin another one")
 
 
 class StackIsUp(UsageError):

@@ -119,6 +119,12 @@ def session_path(folder: Path, job: str) -> Path:
     return folder / f"{plain or 'job'}.{digest}.json"
 
 
+def webhook_name(job: str) -> str:
+    """The name under which the webhook of a session is kept among the sessions; no job has it,
+    because names of jobs are of one line."""
+    return f"webhook\n{job}"
+
+
 def session_cookies(folder: Path) -> list[Path]:
     """The cookies of lists, half-written ones included."""
     with suppress(OSError):

@@ -61,7 +61,7 @@ class Store:
                 "queue": job.queue,
                 "created_at": job.created_at,
                 "completed_at": job.completed_at,
-                "books": msgspec.to_builtins(books),
+                "books": {"accepted": books.accepted} | books.by_state,
             }
             for job, books in zip(jobs, counts, strict=True)
         ]

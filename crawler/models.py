@@ -482,6 +482,11 @@ class TaskCounts(msgspec.Struct, frozen=True):
         """Tasks that are not in a final state yet."""
         return self.pending + self.processing
 
+    @property
+    def by_state(self) -> dict[str, int]:
+        """The count of each of the six states."""
+        return {str(state): getattr(self, state) for state in TaskStatus}
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Many tasks started together."""

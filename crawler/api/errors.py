@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
+from crawler.errors import CrawlerError, ServiceError, SessionCancelled, StoreError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ def refusal(error: HTTPException) -> Json:
 
 def as_http(error: CrawlerError) -> ApiError:
     """What an error of the package means for a client."""
+    if isinstance(error, SessionCancelled):
+        return ApiError(409, "cancelled", str(error))
     if isinstance(error, UsageError):
         return ApiError(400, "bad_request", str(error))
     if isinstance(error, StoreError):
@@ -107,6 +109,11 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, CrawlerError)
         return refusal(as_http(error))
 
+    async def on_unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        told = "there is nothing at this path; /openapi.json describes what there is"
+        raise ApiError(404, "not_found", told)
+
+    app.router.default = on_unknown  # also of WebSockets
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(CrawlerError, on_crawler)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
@@ -49,12 +50,14 @@ from crawler.api.firecrawl_options import (
 from crawler.api.service import service_of
 from crawler.batches import PENDING, SUCCESS
 from crawler.db.batches import Batch
-from crawler.errors import CrawlerError, ServiceError, StoreError, UsageError
+from crawler.errors import CrawlerError, ServiceError, SessionCancelled, StoreError, UsageError
 from crawler.site_map import MapAnswer, MapRequest
 
 PREFIX = "/v2"
 MAX_MAPS = 4
 """Maps that are made at a time. Further ones wait."""
+MAX_MAPS_PER_CLIENT = 2
+"""Those of one client: no client takes all of them."""
 LOCKS = 64
 """Equal requests that come at the same time share one of so many locks."""
 LOOK_S = 0.05
@@ -134,7 +137,7 @@ class FirecrawlRoute(APIRoute):
 def _refusal(error: CrawlerError) -> Response:
     if isinstance(error, NoJob):
         return problem(404, str(error))
-    if isinstance(error, Conflict):
+    if isinstance(error, (Conflict, SessionCancelled)):
         return problem(409, str(error))
     if isinstance(error, Forbidden):
         return problem(403, str(error), "forbidden")
@@ -252,6 +255,9 @@ class _Dialect:
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._maps = asyncio.Semaphore(MAX_MAPS)
+        self._shares = defaultdict[str, asyncio.Semaphore](
+            lambda: asyncio.Semaphore(MAX_MAPS_PER_CLIENT)
+        )
 
     def jobs(self, connection: HTTPConnection) -> Jobs:
         """The jobs of the application that serves a request."""
@@ -313,7 +319,7 @@ class _Dialect:
         try:
             with service.waits.taken(client.name):
                 async with asyncio.timeout(limit_s):
-                    answer = await self._map(request, asked)
+                    answer = await self._map(request, client.name, asked)
         except TimeoutError:
             return problem(408, "the map took too long; ask again with a longer timeout", "TIMEOUT")
         if answer.error:
@@ -322,12 +328,12 @@ class _Dialect:
             return problem(422, "; ".join(answer.notes) or "nothing could be read")
         return Json(_listed(body, answer, how.warning))
 
-    async def _map(self, request: Request, asked: MapRequest) -> MapAnswer:
+    async def _map(self, request: Request, client: str, asked: MapRequest) -> MapAnswer:
         """List URLs, as long as the client waits for them and the server does not end."""
         service = service_of(request)
 
         async def work() -> MapAnswer:
-            async with self._maps:
+            async with self._shares[client], self._maps:
                 return await site_crawls.list_urls(service.settings, asked)
 
         working = asyncio.create_task(work())

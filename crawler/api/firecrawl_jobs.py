@@ -318,7 +318,7 @@ class Jobs:
     def errors(self, batch: Batch) -> dict[str, Any]:
         """The pages of a job that were not collected."""
         failures = self._lpm.batches.failures(batch.job)
-        invalid = self._lpm.batches.rejected(batch.job, 0)
+        invalid = self._lpm.batches.rejected(batch.job)
         told = [
             {
                 "id": each.task_id,
@@ -332,13 +332,13 @@ class Jobs:
         ]
         told += [
             {
-                "id": f"invalid-{-number}",
+                "id": f"invalid-{number}",
                 "timestamp": iso(batch.job.created_at),
                 "url": row.url,
                 "code": "invalid_url",
                 "error": row.reason,
             }
-            for number, row in invalid
+            for number, row in enumerate(invalid, 1)
         ]
         blocked = [each.url for each in failures if each.reason == ROBOTS]
         return {"success": True, "errors": told, "robotsBlocked": blocked}

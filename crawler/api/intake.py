@@ -18,8 +18,9 @@ from crawler.api.tokens import Client
 from crawler.batches import BatchOptions, Submitted
 from crawler.config import Settings
 from crawler.db.batches import Asked
-from crawler.errors import UrlError
+from crawler.errors import SessionCancelled, UrlError
 from crawler.fetch.egress import Egress, ip_literal, names_loopback
+from crawler.logs import counted
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus
 
@@ -85,13 +86,15 @@ class Intake:
                     "key_reused",
                     "this Idempotency-Key came with another body before; send a new key",
                 )
+
+        def finish(lpm: LocalPersistenceManager, job: Job) -> None:
             if told := call.webhook:
                 webhooks.keep(lpm, job, told.url, told.secret, told.events)
 
         with self._quota:  # two calls at once must not both find room for themselves
             self._check_state(client, session_id, call)
             submitted = self._backend.accept(
-                client.name, session_id, call.urls, call.options, call.distributed, note
+                client.name, session_id, call.urls, call.options, call.distributed, note, finish
             )
         return Accepted(session_id, submitted, self._backend.asked(submitted))
 
@@ -158,8 +161,7 @@ class Intake:
             return
         known = store.find(client.name, session_id)
         if known and known.job.cancelled:
-            message = f"the session {session_id} was cancelled: begin another one"
-            raise ApiError(409, "cancelled", message)
+            raise SessionCancelled(session_id)
         self._check_quota(client, session_id, len(call.urls))
 
     @contextlib.contextmanager
@@ -176,13 +178,15 @@ class Intake:
         known = store.find(client.name, session_id)
         sessions, open_urls = store.open_of_client(client.name)
         if client.max_urls is not None and open_urls + count > client.max_urls:
+            allowed = counted(client.max_urls, "open URL")
             state = f"has {open_urls:,}; this call has {count:,}"
             if count > client.max_urls:  # waiting does not help
-                raise _over_quota(f"{client.max_urls:,} open URLs", state, "send fewer at a time")
-            raise _over_quota(f"{client.max_urls:,} open URLs", state)
+                raise _over_quota(allowed, state, "send fewer at a time")
+            raise _over_quota(allowed, state)
         is_more = known is None or known.job.status == JobStatus.DONE
         if client.max_sessions is not None and is_more and sessions >= client.max_sessions:
-            raise _over_quota(f"{client.max_sessions:,} running sessions", f"has {sessions:,}")
+            allowed = counted(client.max_sessions, "running session")
+            raise _over_quota(allowed, f"has {sessions:,}")
 
 
 def _over_quota(limit: str, state: str, advice: str = "try again later") -> ApiError:

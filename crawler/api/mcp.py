@@ -35,7 +35,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
         raise
     raise UsageError(
-        "MCP needs the package mcp, which is not installed: pip install 'crawler[mcp]'"
+        "MCP needs the package mcp, which is not installed: "
+        "pip install '.[mcp]' in the project's folder"
     ) from None
 
 log = logging.getLogger(__name__)

@@ -419,7 +419,7 @@ def jobs(
                     "queue": job.queue,
                     "created_at": job.created_at,
                     "completed_at": job.completed_at,
-                    "books": msgspec.to_builtins(books),
+                    "books": {"accepted": books.accepted} | books.by_state,
                 }
                 for job, books in zip(found, lpm.counts.progress_of(found), strict=True)
             ]

@@ -17,10 +17,12 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.http11 import Response
+from websockets.server import ServerProtocol
 
 from crawler import logs
 from crawler.api.app import create_app
-from crawler.api.errors import Json
+from crawler.api.errors import INTERNAL, ApiError, Json, refusal
 from crawler.api.service import Service
 from crawler.api.tokens import Tokens
 from crawler.config import Settings, program
@@ -150,8 +152,28 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
+class _Handshake(ServerProtocol):
+    """Refuses a WebSocket as JSON, too."""
+
+    def reject(self, status: int, text: str) -> Response:
+        """Return the answer for a request that opens no WebSocket."""
+        response = super().reject(status, text)
+        answer = _no_request(text.partition("\n")[0] or "it was refused")
+        if status == 500:
+            answer = refusal(ApiError(status, "internal", INTERNAL))
+        response.body = bytes(answer.body)
+        for name, value in answer.headers.items():
+            del response.headers[name]
+            response.headers[name] = value
+        return response
+
+
 class Socket(WebSocketsSansIOProtocol):
     """A WebSocket, whose client is left if it answers no ping."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn.__class__ = _Handshake  # uvicorn makes it by itself
 
     def data_received(self, data: bytes) -> None:
         """Take what came; uvicorn lets a client wait for ever whose request opens no WebSocket."""

@@ -6,6 +6,8 @@ import hmac
 import logging
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from crawler.errors import CrawlerError, FetchError, OwnShortage, StoreError
 from crawler.fetch import session as sessions
 from crawler.fetch.http import Client, Request
 from crawler.fetch.session import Session
+from crawler.files import webhook_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 
@@ -31,6 +34,8 @@ LEASE_S = 60.0
 POLL_S, IDLE_S = 0.25, 1.0
 """How often to look for webhooks that are due, and how long one rests that had nothing to tell."""
 MAX_AT_A_TIME = 8
+MAX_PER_CLIENT = 4
+"""Deliveries at a time of one client: no client takes all of them."""
 MAX_PAUSE_S = 600.0
 MAX_FAILURES = 150
 """Failures in a row after which a webhook is given up: about a day."""
@@ -45,14 +50,11 @@ def signature(secret: str, body: bytes) -> str:
 def keep(
     lpm: LocalPersistenceManager, job: Job, url: str, secret: str, events: tuple[str, ...]
 ) -> None:
-    """Store the webhook of a session within its commit; the first one of a session counts."""
+    """Store the webhook of a session at the end of its commit: what is refused before leaves no
+    file. The first one of a session counts."""
     if lpm.webhooks.add(job, events):
         stored = Session(secrets={"url": url, "secret": secret})
-        sessions.save(lpm.folder / "sessions", _file_name(job), stored)
-
-
-def _file_name(job: Job) -> str:
-    return f"webhook {job.name}"
+        sessions.save(lpm.folder / "sessions", webhook_name(job.name), stored)
 
 
 def pause_s(failures: int) -> float:
@@ -87,7 +89,7 @@ class Deliverer:
 
     async def _deliver(self) -> None:
         backend = LedgerBackend(self._settings)
-        running: dict[int, asyncio.Task[None]] = {}
+        running: list[tuple[str, asyncio.Task[None]]] = []
         async with Client.of(self._settings) as client:
             try:
                 seen, look_at = -1, 0.0
@@ -97,19 +99,21 @@ class Deliverer:
                     if version == seen and now < look_at:
                         continue
                     seen, look_at = version, now + IDLE_S
-                    running = {id_: task for id_, task in running.items() if not task.done()}
-                    for webhook in self._claim(backend.lpm, MAX_AT_A_TIME - len(running)):
-                        delivery = _Delivery(backend, client, webhook)
-                        running[webhook.job_id] = asyncio.create_task(delivery.run())
+                    running = [each for each in running if not each[1].done()]
+                    for webhook in self._claim(backend.lpm, [owner for owner, _ in running]):
+                        delivery = asyncio.create_task(_Delivery(backend, client, webhook).run())
+                        running.append((webhook.client, delivery))
             finally:
-                for task in running.values():
-                    task.cancel()
-                await asyncio.gather(*running.values(), return_exceptions=True)
+                for _, delivery in running:
+                    delivery.cancel()
+                await asyncio.gather(*(each for _, each in running), return_exceptions=True)
                 backend.lpm.close()
 
-    def _claim(self, lpm: LocalPersistenceManager, limit: int) -> list[Webhook]:
+    def _claim(self, lpm: LocalPersistenceManager, running: Sequence[str]) -> list[Webhook]:
+        """Take what is due; `running` has the client of each delivery that goes on."""
+        limit, taken = MAX_AT_A_TIME - len(running), Counter(running)
         try:
-            return lpm.webhooks.claim(lpm.now(), LEASE_S, limit) if limit > 0 else []
+            return lpm.webhooks.claim(lpm.now(), LEASE_S, limit, MAX_PER_CLIENT, taken)
         except StoreError as error:
             log.warning("%s; webhooks wait", error)
             return []
@@ -144,7 +148,7 @@ class _Delivery:
         lpm, cursor = self._lpm, self._webhook.cursor
         job = lpm.jobs.get(self._webhook.job_id)
         batch = lpm.batches.of_job(job.id)
-        stored = sessions.load(lpm.folder / "sessions", _file_name(job))
+        stored = sessions.load(lpm.folder / "sessions", webhook_name(job.name))
         if batch is None or stored is None:
             raise StoreError(f"the address of the webhook of {job.name} is lost")
         while True:

@@ -10,10 +10,11 @@ from crawler.db.connection import Database, reading, writing
 from crawler.db.imports import RejectedRow, free_name, open_if_read
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
 from crawler.db.jobs import as_job
-from crawler.db.links import Start, add_starts
+from crawler.db.links import PAGES_LEFT, Start, add_starts
 from crawler.db.store import LISTED, Part, as_json, row_crc32
 from crawler.db.tasks import storable
-from crawler.errors import UsageError
+from crawler.db.timeline import note
+from crawler.errors import SessionCancelled
 from crawler.models import NO_DEADLINE, Job, JobOptions, JobStatus, NewTask, encoded_input
 
 SOURCE = "batch"
@@ -24,6 +25,11 @@ MAX_EVENTS_PER_READ = 5000
 _ENDED = "('completed', 'failed', 'skipped', 'expired')"
 _ENDS = "('completed', 'failed', 'skipped', 'expired', 'poison')"
 """What the timeline calls the end of a task."""
+NO_URL = "no url"
+"""What the timeline calls a row that no task could be made of. It gives the row its place among the
+ends of tasks; its number of a task is the negative one of the job."""
+_NUMBERED = """SELECT detail ->> '$.call', detail ->> '$.line' FROM events WHERE task = -?1"""
+"""The rows of a session that have such a place."""
 _NO_PAGE = """(role = 'sitemap' OR method = 'LINKS'
     OR (status = 'skipped' AND error_type = 'redirected')) IS TRUE"""
 """Whether a task of a crawl stands for no page of its own."""
@@ -118,10 +124,10 @@ class Failure(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Tasks of a batch that have ended, in the order of their commits."""
+    """Tasks of a batch that have ended, and rows that are no URL, in the order of their commits."""
 
-    tasks: tuple[tuple[int, int], ...]
-    """Each with the number of its end."""
+    rows: tuple[tuple[int, Asked], ...]
+    """Each with the number of its end. The line is only known of rows that are no URL."""
     cursor: int
     """Up to here all was read."""
     is_last: bool
@@ -140,40 +146,55 @@ class Batches(Part):
         now: float,
         prepare: Callable[[Job, bool], None] = lambda job, is_new: None,
         note: Callable[[Job], None] = lambda job: None,
+        finish: Callable[[Job], None] = lambda job: None,
     ) -> tuple[Job, int]:
         """Store the URLs of a call in the job of their session; returns it, and the call's number.
 
         All in one commit, before which `prepare` is called. A call that comes again finds what it
         has stored, and URLs that the session has are not fetched again. The last call decides who
-        fetches what is open. `note` is called in the same commit, also for a call that comes again.
+        fetches what is open. `note` is called first in the same commit, and `finish` last, when
+        nothing refuses the call any more; both also for a call that comes again.
         """
+        with writing(self._durable):
+            job, number = self._begin(batch, tasks, rejected, now, prepare, note)
+            finish(job)
+        return job, number
+
+    def _begin(
+        self,
+        batch: NewBatch,
+        tasks: Iterable[NewTask],
+        rejected: Iterable[RejectedRow],
+        now: float,
+        prepare: Callable[[Job, bool], None],
+        note: Callable[[Job], None],
+    ) -> tuple[Job, int]:
         db = self._durable
-        with writing(db):
-            id_ = self._id_of(batch)
-            is_new = id_ is None
-            if id_ is None:
-                id_ = self._new_job(batch, now)
-            note(_job(db, id_))
-            queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
-            _move(db, id_, queue)
-            db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
-            known = db.one(
-                "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
-                (id_, batch.checksum),
-            )
-            job = _job(db, id_)
-            if known and known[1]:
-                return job, int(known[0])
-            if job.hold == "cancelled":
-                raise UsageError(f"the session {batch.session_id} was cancelled: begin another one")
-            prepare(job, is_new)
-            if known:
-                number = int(known[0])
-                self._mend(job, number, tasks, rejected, now)
-            else:
-                number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
-                self._add(job, number, batch.checksum, tasks, rejected, now)
-            return _job(db, id_), number
+        id_ = self._id_of(batch)
+        is_new = id_ is None
+        if id_ is None:
+            id_ = self._new_job(batch, now)
+        note(_job(db, id_))
+        queue = f"{DIRECT}{id_}" if batch.direct else batch.queue
+        _move(db, id_, queue)
+        db.execute("UPDATE batches SET direct = ? WHERE job_id = ?", (batch.direct, id_))
+        known = db.one(
+            "SELECT number, ended_at NOT NULL FROM imports WHERE job_id = ? AND checksum = ?",
+            (id_, batch.checksum),
+        )
+        job = _job(db, id_)
+        if known and known[1]:
+            return job, int(known[0])
+        if job.hold == "cancelled":
+            raise SessionCancelled(batch.session_id)
+        prepare(job, is_new)
+        if known:
+            number = int(known[0])
+            self._mend(job, number, tasks, rejected, now)
+        else:
+            number = int(db.value("SELECT files FROM jobs WHERE id = ?", (id_,)))
+            self._add(job, number, batch.checksum, tasks, rejected, now)
+        return _job(db, id_), number
 
     def begin_crawl(
         self,
@@ -232,23 +253,32 @@ class Batches(Part):
             new += not is_known
             if not is_known:
                 self._insert(job, task, number, now)
-        refused = [(job.id, number, row.line, row.reason, storable(row.text)) for row in rejected]
-        db.executemany(
-            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
-               VALUES (?, ?, ?, ?, ?)""",
-            refused,
-        )
+        refused = self._reject(job, number, rejected, now)
         db.execute(
             """INSERT INTO imports (job_id, key, checksum, file, rows, ended_at, number)
                SELECT id, key, ?2, '', ?3, ?4, ?5 FROM jobs WHERE id = ?1""",
-            (job.id, checksum, new + linked + len(refused), now, number),
+            (job.id, checksum, new + linked + refused, now, number),
         )
         db.execute(
             """UPDATE jobs SET size = size + ?2, linked = linked + ?3, rejected = rejected + ?4,
-                   files = files + 1, status = iif(?2 AND status = 'done', 'open', status),
-                   completed_at = iif(?2, NULL, completed_at) WHERE id = ?1""",
-            (job.id, new, linked, len(refused)),
+                   files = files + 1, status = iif(?5 AND status = 'done', 'open', status),
+                   completed_at = iif(?5, NULL, completed_at) WHERE id = ?1""",
+            (job.id, new, linked, refused, bool(new or refused)),
         )
+
+    def _reject(self, job: Job, number: int, rejected: Iterable[RejectedRow], now: float) -> int:
+        """Store rows of a call that are no URL, each with a place among the ends of tasks."""
+        db, rows = self._durable, list(rejected)
+        db.executemany(
+            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
+               VALUES (?, ?, ?, ?, ?)""",
+            [(job.id, number, row.line, row.reason, storable(row.text)) for row in rows],
+        )
+        known = set(db.all(_NUMBERED, (job.id,))) if rows else set()
+        for row in rows:
+            if (number, row.line) not in known:
+                note(db, -job.id, NO_URL, {"call": number, "line": row.line}, now)
+        return len(rows)
 
     def _mend(
         self,
@@ -266,12 +296,7 @@ class Batches(Part):
                 continue
             if not self._link(job, task, number):
                 self._insert(job, task, number, now)
-        refused = [row for row in rejected if row.line not in left]
-        db.executemany(
-            """INSERT INTO rejected_rows (job_id, file_number, source_line, reason, text)
-               VALUES (?, ?, ?, ?, ?)""",
-            [(job.id, number, row.line, row.reason, storable(row.text)) for row in refused],
-        )
+        self._reject(job, number, (row for row in rejected if row.line not in left), now)
         rows = len(db.all(_ROWS, (job.id, number)))
         db.execute(
             "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND number = ?",
@@ -376,12 +401,14 @@ class Batches(Part):
         )
 
     def open_of_client(self, client: str) -> tuple[int, int]:
-        """How many sessions of a client are not done, and how many open tasks these have."""
+        """How many sessions of a client are not done, and how many open tasks these have or, as
+        crawls, may still get."""
         [(sessions, tasks)] = self._db.all(
-            """SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
-                   AND t.status IN ('pending', 'processing'))), 0)
-               FROM batches b JOIN jobs j ON j.id = b.job_id
-               WHERE b.client = ? AND j.status <> 'done'""",
+            f"""SELECT count(*), ifnull(sum((SELECT count(*) FROM tasks t WHERE t.job_id = j.id
+                   AND t.status IN ('pending', 'processing'))
+                   + iif(j.hold IS 'cancelled', 0, ifnull({PAGES_LEFT}, 0))), 0)
+                FROM batches b JOIN jobs j ON j.id = b.job_id
+                WHERE b.client = ? AND j.status <> 'done'""",
             (client,),
         )
         return int(sessions), int(tasks)
@@ -468,21 +495,27 @@ class Batches(Part):
         """The URLs of one call, in their order."""
         return [Asked(*row) for row in self._db.all(_ROWS, (job.id, number))]
 
-    def rejected(self, job: Job, behind: int) -> list[tuple[int, Asked]]:
-        """The rows of a session that are no URL, each with a negative number, in its order.
+    def rejected(self, job: Job) -> list[Asked]:
+        """The rows of a session that are no URL, in the order of its calls."""
+        return self._rejected(job, "1")
+
+    def unplaced(self, job: Job, behind: int) -> list[tuple[int, Asked]]:
+        """Those without a place among the ends of tasks, each with a negative number: earlier
+        versions gave them none, or it was lost.
 
         Only those behind a number; 0 stands for the beginning.
         """
+        rows = self._rejected(job, f"(file_number, source_line) NOT IN ({_NUMBERED})")
+        numbered = [(n - len(rows), row) for n, row in enumerate(rows)]
+        return [(n, row) for n, row in numbered if n > behind or behind == 0]
+
+    def _rejected(self, job: Job, condition: str) -> list[Asked]:
         rows = self._db.all(
-            """SELECT source_line, reason, text FROM rejected_rows WHERE job_id = ?
-               ORDER BY file_number, source_line""",
+            f"""SELECT source_line, reason, text FROM rejected_rows
+                WHERE job_id = ?1 AND {condition} ORDER BY file_number, source_line""",
             (job.id,),
         )
-        numbered = [
-            (n - len(rows), Asked(line, None, reason, text))
-            for n, (line, reason, text) in enumerate(rows)
-        ]
-        return [(n, row) for n, row in numbered if n > behind or behind == 0]
+        return [Asked(line, None, reason, text) for line, reason, text in rows]
 
     def rejected_count(self, job: Job) -> int:
         """How many rows of a session are no URL."""
@@ -528,7 +561,8 @@ class Batches(Part):
         return {row[0]: TaskOutcome(*row[1:]) for row in rows}
 
     def ends(self, job: Job, cursor: int, limit: int = MAX_EVENTS_PER_READ) -> Ends:
-        """The next tasks of a session that have ended, behind the number of an end."""
+        """The next tasks of a session that have ended, and its rows that are no URL, behind the
+        number of an end."""
         db = self._db
         with reading(db):
             horizon = db.value("SELECT horizon FROM batches WHERE job_id = ?", (job.id,))
@@ -538,26 +572,34 @@ class Batches(Part):
                        SELECT id FROM events WHERE id > ? ORDER BY id LIMIT ?)""",
                 (begin, MAX_EVENTS_PER_READ),
             )
-            tasks: Sequence[tuple[Any, ...]] = ()
+            rows: Sequence[tuple[Any, ...]] = ()
             end = begin
             if last is not None:
                 end = int(last)
-                tasks = db.all(
-                    f"""SELECT e.id, e.task FROM events e JOIN tasks t ON t.id = e.task
+                rows = db.all(
+                    f"""SELECT e.id AS seq, 0, e.task, NULL, NULL
+                        FROM events e JOIN tasks t ON t.id = e.task
                         WHERE e.id > ?1 AND e.id <= ?2 AND t.job_id = ?3 AND e.kind IN {_ENDS}
                         AND t.status IN {_ENDED} AND NOT EXISTS (
                             SELECT 1 FROM events x WHERE x.task = e.task AND x.id > e.id
                             AND x.kind IN {_ENDS})
-                        ORDER BY e.id LIMIT ?4""",
+                        UNION ALL
+                        SELECT e.id, r.source_line, NULL, r.reason, r.text
+                        FROM events e JOIN rejected_rows r ON r.job_id = ?3
+                            AND r.file_number = e.detail ->> '$.call'
+                            AND r.source_line = e.detail ->> '$.line'
+                        WHERE e.task = -?3 AND e.id > ?1 AND e.id <= ?2
+                        ORDER BY seq LIMIT ?4""",
                     (begin, end, job.id, limit),
                 )
-                if len(tasks) == limit:
-                    end = tasks[-1][0]
+                if len(rows) == limit:
+                    end = rows[-1][0]
             newest = self.newest_end()
             status = db.value("SELECT status FROM jobs WHERE id = ?", (job.id,))
         is_last = end >= newest
         ended = status in (None, JobStatus.DONE)
-        return Ends(tuple((n, task) for n, task in tasks), end, is_last, is_last and ended)
+        found = tuple((seq, Asked(*row)) for seq, *row in rows)
+        return Ends(found, end, is_last, is_last and ended)
 
     # Queues of processes of their own
 

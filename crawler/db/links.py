@@ -51,6 +51,11 @@ _SITEMAPS, _REDIRECTS, _READS = (
 )  # fmt: skip
 _FILES = ("role", "named_file")
 """Counts of tasks that are no pages, and do not count against the limit."""
+PAGES_LEFT = f"""max(0, j.options ->> '$.crawl.limit' - j.size + ifnull((
+    SELECT sum(iif(name = '{REDIRECTED}', min(count, j.options ->> '$.crawl.limit'), count))
+    FROM crawl_counts WHERE job_id = j.id AND kind = 'role' AND name IN (
+        '{_SITEMAPS[1]}', '{REDIRECTED}', '{READ_AGAIN}', '{_FILES[1]}')), 0))"""
+"""How many pages crawl j may still find within its limit; NULL without one."""
 _REACHED = "reached"
 """Kind of counts: the limits that have left out links, by guard and site."""
 FIND = """SELECT {} FROM tasks WHERE job_id = ? AND url_key = ? AND method = ? AND body = ?

@@ -26,7 +26,7 @@ from crawler.db.store import (
     Part,
     as_json,
 )
-from crawler.files import session_path
+from crawler.files import session_path, webhook_name
 from crawler.models import Job, TaskStatus
 
 KNOWN_GAPS = "known_gaps"
@@ -47,7 +47,8 @@ _REASONS = {
         SELECT ?1 = (SELECT job_id FROM tasks ORDER BY id DESC LIMIT 1)""",
     "it has the newest entry in a timeline": """
         SELECT ?1 = (SELECT job_id FROM tasks
-                     WHERE id = (SELECT task FROM events ORDER BY id DESC LIMIT 1))""",
+                     WHERE id = (SELECT task FROM events ORDER BY id DESC LIMIT 1))
+            OR -?1 = (SELECT task FROM events ORDER BY id DESC LIMIT 1)""",
     "it has open tasks": """
         SELECT EXISTS (SELECT 1 FROM tasks
                        WHERE job_id = ?1 AND status IN ('pending', 'processing'))
@@ -212,7 +213,7 @@ class Retention(Part):
                     db.execute("DELETE FROM meta WHERE key = ?", (f"{REMOVING}{job.id}",))
                     continue
                 # While nobody can begin another job of this name.
-                for name in (job.name, f"webhook {job.name}"):
+                for name in (job.name, webhook_name(job.name)):
                     session_path(self._sessions, name).unlink(missing_ok=True)
                 for table, condition in _OF_JOB.items():
                     db.execute(f"DELETE FROM {table} WHERE {condition}", (job.id,))
@@ -319,6 +320,13 @@ def remove_rows(db: Database, job_id: int) -> bool:
         )
         if db.changes():
             return True
+    db.execute(  # the places of rows that are no URL
+        f"DELETE FROM events WHERE id IN (SELECT id FROM events WHERE task = -?1 LIMIT {MAX_ROWS})",
+        (job_id,),
+    )
+    if removed := db.changes():
+        _note_gaps(db, 0, removed)
+        return True
     # Results of a bundle may have been found on pages of this job.
     for bundled in db.column("SELECT id FROM jobs WHERE source = 'bundle'"):
         db.execute(

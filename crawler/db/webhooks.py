@@ -3,6 +3,7 @@
 Addresses and secrets are in a file of `sessions/` that only its owner can read.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -11,8 +12,15 @@ from crawler.db.connection import writing
 from crawler.db.store import Part, as_json
 from crawler.models import Job
 
-_DUE = """given_up IS NULL AND not_before <= ?1 AND job_id IN (
-    SELECT id FROM jobs j WHERE j.status <> 'done' OR told_at IS NOT j.completed_at)"""
+_DUE = """
+    SELECT job_id FROM (
+        SELECT w.job_id, w.not_before, ifnull(b.client, '') AS client, row_number() OVER (
+            PARTITION BY b.client ORDER BY w.not_before) AS place
+        FROM webhooks w JOIN jobs j ON j.id = w.job_id LEFT JOIN batches b USING (job_id)
+        WHERE w.given_up IS NULL AND w.not_before <= ?1
+        AND (j.status <> 'done' OR w.told_at IS NOT j.completed_at))
+    WHERE place <= ?4 - ifnull((SELECT value FROM json_each(?3) WHERE key = client), 0)
+    ORDER BY not_before LIMIT ?2"""
 
 
 class Webhook(NamedTuple):
@@ -23,6 +31,7 @@ class Webhook(NamedTuple):
     cursor: int
     failures: int
     """In a row."""
+    client: str
 
 
 class Webhooks(Part):
@@ -37,20 +46,29 @@ class Webhooks(Part):
         )
         return bool(db.changes())
 
-    def claim(self, now: float, lease_s: float, limit: int) -> list[Webhook]:
-        """Take webhooks that may have something to deliver; others get them after the lease."""
-        if not self._db.one(f"SELECT 1 FROM webhooks WHERE {_DUE} LIMIT 1", (now,)):
+    def claim(
+        self, now: float, lease_s: float, limit: int, share: int, taken: Mapping[str, int]
+    ) -> list[Webhook]:
+        """Take webhooks that may have something to deliver; others get them after the lease.
+
+        A client gets no more than its share, of which some are `taken` already.
+        """
+        due = (now, limit, as_json(dict(taken)), share)
+        if not self._db.one(_DUE, due):
             return []
         with writing(self._db):
             rows = self._db.all(
-                f"""UPDATE webhooks SET not_before = ?2 WHERE job_id IN (
-                        SELECT job_id FROM webhooks WHERE {_DUE} ORDER BY not_before LIMIT ?3)
-                    RETURNING job_id, events, cursor, failures""",
-                (now, now + lease_s, limit),
+                f"""UPDATE webhooks SET not_before = ?5 WHERE job_id IN ({_DUE})
+                    RETURNING job_id, events, cursor, failures,
+                        ifnull((SELECT client FROM batches b WHERE b.job_id = webhooks.job_id), '')
+                """,
+                (*due, now + lease_s),
             )
         return [
-            Webhook(job_id, msgspec.json.decode(events, type=tuple[str, ...]), cursor, failures)
-            for job_id, events, cursor, failures in rows
+            Webhook(
+                job, msgspec.json.decode(events, type=tuple[str, ...]), cursor, failures, client
+            )
+            for job, events, cursor, failures, client in rows
         ]
 
     def delivered(self, job_id: int, cursor: int, not_before: float) -> None:

@@ -842,7 +842,10 @@ def _note_losses(db: Database, now: float, noted_files: bool) -> dict[str, int]:
 def _remove_references(db: Database) -> None:
     """Remove rows that refer to a lost task: SQLite gives its number to a new one."""
     for table in ("job_links", "events", "validators", "reports", "record_versions"):
-        db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
+        db.execute(
+            f"""DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)
+                AND task NOT IN (SELECT -id FROM jobs)"""
+        )
     db.execute("UPDATE tasks SET parent = NULL WHERE parent NOT IN (SELECT id FROM tasks)")
 
 

@@ -466,7 +466,8 @@ def write_parquet(results: Results, sink: Sink) -> None:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise UsageError("the format parquet needs pyarrow: install crawler[parquet]") from None
+        advice = "pip install '.[parquet]' in the project's folder"
+        raise UsageError(f"the format parquet needs pyarrow: {advice}") from None
 
     types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     with _table(results, sink, MAX_CSV_COLUMNS) as table:

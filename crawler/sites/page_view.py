@@ -201,7 +201,7 @@ class PageView:
         try:
             document = xpath.document(self.utf8)
         except ImportError:
-            advice = "install it with: pip install 'crawler[parsel]'"
+            advice = "install it with: pip install '.[parsel]' in the project's folder"
             raise UsageError(f"xpath() needs the package parsel; {advice}") from None
         if document is None:
             raise FetchError("too_costly", "the page is too large for XPath")

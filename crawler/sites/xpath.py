@@ -22,7 +22,7 @@ def check(text: str) -> None:
         import parsel  # noqa: F401
         from lxml import etree
     except ImportError:
-        install = "pip install 'crawler[parsel]'"
+        install = "pip install '.[parsel]' in the project's folder"
         raise ValueError(f"XPath needs the package parsel ({install}); or write css") from None
     if len(text) > MAX_LENGTH:
         raise ValueError(f"it has {len(text):,} characters, more than {MAX_LENGTH:,}")

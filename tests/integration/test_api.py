@@ -248,7 +248,9 @@ def test_scrape_and_what_the_ledger_tells(api: ApiServer, site: Site) -> None:
     assert b"Parcel 5" in page.body
     assert page.headers["content-security-policy"].startswith("sandbox")
     assert "completed" in [step["what"] for step in why.body["tasks"][0]["steps"]]
-    assert body["session_id"] in [job["name"] for job in jobs]
+    [books] = [job["books"] for job in jobs if job["name"] == body["session_id"]]
+    states = ("pending", "processing", "completed", "failed", "skipped", "expired")
+    assert books == {"accepted": 1} | dict.fromkeys(states, 0) | {"completed": 1}
     assert refused(api.ask("GET", f"/api/results/{'0' * 32}"), 404, "not_found")
     assert refused(api.ask("GET", "/api/why?url=http://never.example/"), 404, "not_found")
 
@@ -304,6 +306,41 @@ def test_rows_that_are_no_url_are_handed_on_once(tmp_path: Path, site: Site) -> 
 
         assert [each["url"] for each in first["results"]] == given[:2]
         assert (again["results"], then["results"]) == ([], [])
+
+
+def test_a_session_that_grows_hands_on_its_new_rows_that_are_no_url(
+    tmp_path: Path, site: Site
+) -> None:
+    """Whoever has read the first call gets each row of the later ones once, by any way."""
+    with ApiServer(tmp_path) as server, Receiver(refusals=0) as receiver:
+        path = "/api/crawl/g"
+        server.batch(["no url", site.page(1)], session_id="g", webhook={"url": receiver.url})
+        first = server.ask("GET", path).body
+        server.batch(["bad two", site.page(2)], session_id="g")
+        second = server.ask("GET", f"{path}?cursor={first['cursor']}").body
+        wait_for(lambda: "bad two" in str(receiver.told("results")), 30, "the second call's rows")
+        server.batch(["bad three"], session_id="g")
+        behind = f"cursor={second['cursor']}"
+        third = server.ask("GET", f"{path}?{behind}").body
+        lines = server.ask("GET", f"{path}/results.ndjson?{behind}").body.splitlines()
+        sent = events(server, f"{path}/events?{behind}")
+        with server.socket("g", second["cursor"]) as stream:
+            by_socket = [each["url"] for each in messages(stream) if each["type"] == "result"]
+        wait_for(lambda: "bad three" in str(receiver.told("results")), 30, "the third call's row")
+        whole = server.ask("GET", path).body
+
+    assert [each["url"] for each in first["results"]] == ["no url", site.page(1)]
+    assert [each["url"] for each in second["results"]] == ["bad two", site.page(2)]
+    assert [each["url"] for each in third["results"]] == by_socket == ["bad three"]
+    assert [json.loads(line)["url"] for line in lines] == ["bad three"]
+    assert [json.loads(each["data"]).get("url") for each in sent] == ["bad three", None, None]
+    pages = first["results"] + second["results"] + third["results"]
+    assert whole["results"] == pages
+    assert [each["seq"] for each in pages] == sorted({each["seq"] for each in pages})
+    assert whole["is_complete"]
+    assert whole["total"] == len(pages) == 5
+    pushed = [row["url"] for each in receiver.told("results") for row in each["results"]]
+    assert pushed == [each["url"] for each in pages]
 
 
 def test_server_sent_events_resume(api: ApiServer, site: Site) -> None:
@@ -373,7 +410,8 @@ def test_a_websocket_tells_progress_and_the_end(api: ApiServer, site: Site) -> N
 
 def test_a_websocket_is_refused_in_words(api: ApiServer) -> None:
     """An unknown session or a bad cursor is an HTTP answer with the usual shape."""
-    for session_id, cursor, status in (("nobody", 0, 404), ("nobody", "x", 422)):
+    unknown = "nobody/x"  # which makes a path that there is not
+    for session_id, cursor, status in (("nobody", 0, 404), ("nobody", "x", 422), (unknown, 0, 404)):
         with pytest.raises(InvalidStatus) as caught:
             api.socket(session_id, cursor)  # type: ignore[arg-type]
 
@@ -551,7 +589,9 @@ def test_what_a_refused_call_sends_along_reaches_nobody(guarded: ApiServer, site
     twice = [f"http://u:p@{host}/page/1", f"http://u2:p2@{host}/page/2"]
     secret = {"headers": {"X-Secret": "of-eve-7d1f"}}
 
-    assert eve.batch(twice, session_id="shop", options=secret).status == 400
+    webhook = {"url": "http://127.0.0.1:9/?key=of-eve-7d1f", "secret": "of-eve-7d1f"}
+
+    assert eve.batch(twice, session_id="shop", options=secret, webhook=webhook).status == 400
     files = [path for path in guarded.folder.data.rglob("*") if path.is_file()]
     assert [path for path in files if b"of-eve-7d1f" in path.read_bytes()] == []
     assert eve.batch([site.page(3)], session_id="shop", options=secret).status == 200
@@ -595,6 +635,51 @@ def test_scopes_and_quotas(guarded: ApiServer, site: Site) -> None:
     assert small.batch([site.page(1)], session_id="two").status == 200
 
 
+def test_a_crawl_counts_with_what_is_left_of_its_limit(guarded: ApiServer, site: Site) -> None:
+    """Crawls that begin at once do not all fit where each alone would; one that has ended leaves
+    its room."""
+    ivy = client_of(guarded, "ivy", "--max-urls", "10")
+
+    def crawl(name: str, limit: int) -> Answer:
+        url = f"{site.url}/hold?{name}"
+        return ivy.ask("POST", "/v2/crawl", {"url": url, "limit": limit, "sitemap": "skip"})
+
+    first = crawl("one", 8)
+    second, other = crawl("two", 8), ivy.batch([site.page(n) for n in range(5)], wait=False)
+    again = crawl("one", 8)
+    site.release()
+    path = f"/v2/crawl/{first.body['id']}"
+    wait_for(lambda: ivy.ask("GET", path).body["status"] == "completed", 60, "its end")
+
+    assert (first.status, second.status, other.status) == (200, 429, 429)
+    assert again.body["id"] == first.body["id"]
+    assert crawl("three", 8).status == 200
+
+
+def test_the_maps_of_one_client_hold_up_no_other(guarded: ApiServer, site: Site) -> None:
+    """However many it wants of a server that does not answer."""
+    kim, leo = client_of(guarded, "kim"), client_of(guarded, "leo")
+
+    def slow(n: int) -> Answer:
+        body = {"url": f"{site.url}/hold?{n}", "sitemap": "skip", "timeout": 120_000}
+        return kim.ask("POST", "/v2/map", body)
+
+    with ThreadPoolExecutor(4) as pool:
+        maps = [pool.submit(slow, n) for n in range(4)]
+        try:
+            wait_for(
+                lambda: sum("/hold" in path for path in site.hits()) >= 2, 60, "the first maps"
+            )
+            body = {"url": site.page(1), "sitemap": "skip", "timeout": 60_000}
+            answer = leo.ask("POST", "/v2/map", body)
+            open_maps = sum(not each.done() for each in maps)
+        finally:
+            site.release()
+
+    assert (answer.status, open_maps) == (200, 4)
+    assert [each.result().status for each in maps] == [200] * 4
+
+
 def test_a_token_is_known_at_once_and_gone_at_once(tmp_path: Path) -> None:
     """The first token closes a server on loopback, removing the last opens it again; only a hash
     is stored, in a file for its owner."""
@@ -606,7 +691,13 @@ def test_a_token_is_known_at_once_and_gone_at_once(tmp_path: Path) -> None:
         file = api.folder.data / "api-tokens.json"
         assert ann.token not in file.read_text()
         assert file.stat().st_mode & 0o777 == 0o600
-        assert "ann" in api.folder.crawler("serve", "token", "list").stdout
+        limits = ("--max-urls", "50000", "--max-sessions", "1")
+        client_of(api, "much-longer", "--scope", "read", *limits)
+        short, long = api.folder.crawler("serve", "token", "list").stdout.splitlines()
+        assert short.startswith("ann          crawl  since 2")
+        assert long.startswith("much-longer  read   since 2")
+        assert long.endswith("at most 50,000 URLs, at most 1 session")
+        assert api.folder.crawler("serve", "token", "remove", "much-longer").returncode == 0
         assert api.folder.crawler("serve", "token", "add", "ann").returncode == 2
         assert api.folder.crawler("serve", "token", "add", "../x").returncode == 2
         assert api.folder.crawler("serve", "token", "remove", "bob").returncode == 2
@@ -775,6 +866,40 @@ def test_what_opens_no_websocket_is_answered(tmp_path: Path, request_of: str) ->
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"bad_http"' in answer
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status"),
+    [
+        ("/api/crawl/any/stream", ("Sec-WebSocket-Key", "X-Key"), 400),
+        ("/api/crawl/any/stream", ("Version: 13", "Version: 8"), 400),
+        ("/api/crawl/any/stream", ("Connection: Upgrade", "Connection: close, Upgrade"), 404),
+        ("/api/nothing", ("", ""), 404),
+    ],
+)
+def test_a_refused_websocket_is_told_in_the_one_shape(
+    api: ApiServer, path: str, change: tuple[str, str], status: int
+) -> None:
+    """Also by a handshake that is none, or at a path that there is not."""
+    opening = OPENING.replace(*change, 1) if change[0] else OPENING
+    address = (urlsplit(api.url).hostname, urlsplit(api.url).port)
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{opening}\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"application/json" in head
+    assert set(json.loads(body)) == SHAPE
+
+
+def test_an_unknown_path_says_where_the_known_ones_are(api: ApiServer) -> None:
+    """In the one shape, whatever the method."""
+    for method in ("GET", "POST", "DELETE"):
+        answer = api.ask(method, "/api/nothing")
+
+        assert refused(answer, 404, "not_found")
+        assert "/openapi.json" in answer.body["error"]
 
 
 def test_what_a_websocket_says_has_no_effect(tmp_path: Path, site: Site) -> None:

@@ -663,10 +663,11 @@ def test_a_missing_extra_is_named(desk: Folder, served: Callable[..., str]) -> N
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "Error: MCP needs the package mcp, which is not installed: pip install 'crawler[mcp]'\n"
+        "Error: MCP needs the package mcp, which is not installed: "
+        "pip install '.[mcp]' in the project's folder\n"
     )
     assert answer.status_code == 501
-    assert "pip install 'crawler[mcp]'" in answer.text
+    assert "pip install '.[mcp]' in the project's folder" in answer.text
 
 
 def test_stdio_does_not_load_the_api(tmp_path: Path) -> None:

@@ -526,8 +526,8 @@ def test_flower_that_is_not_installed_is_asked_for(folder: Folder) -> None:
     # Then it says so
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        done.stderr
-        == "Error: Flower is not installed; install it with: pip install 'crawler[flower]'\n"
+        done.stderr == "Error: Flower is not installed; install it with: "
+        "pip install '.[flower]' in the project's folder\n"
     )
     assert not (folder.data / "run" / "stack.json").exists()
 

@@ -274,7 +274,10 @@ def test_parquet_without_pyarrow_is_one_line(collected: Folder, tmp_path: Path) 
     (tmp_path / "pyarrow.py").write_text("raise ImportError")
     done = collected.crawler("results", "export", "-o", "lacking.parquet", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: the format parquet needs pyarrow: install crawler[parquet]\n"
+    assert (
+        done.stderr == "Error: the format parquet needs pyarrow: "
+        "pip install '.[parquet]' in the project's folder\n"
+    )
     assert not list(collected.path.glob("*lacking*"))
 
 

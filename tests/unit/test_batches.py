@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from crawler.api import site_crawls, webhooks
+from crawler.api.errors import as_http
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
 from crawler.config import Settings
 from crawler.db.batches import Batch, key_of, session_of
 from crawler.db.owners import Owner
-from crawler.errors import UsageError
+from crawler.errors import SessionCancelled, UsageError
+from crawler.fetch import session as sessions
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, TaskStatus
 from crawler.page_formats import PageFormats
@@ -179,7 +181,7 @@ def test_ends_come_in_the_order_of_commits(
     found, cursor = [], 0
     for _ in range(50):
         ends = lpm.batches.ends(job, cursor, limit=2)
-        found += [task for _, task in ends.tasks]
+        found += [row.task for _, row in ends.rows]
         cursor = ends.cursor
         if ends.is_last:
             break
@@ -213,22 +215,130 @@ def test_rows_that_are_no_url_have_a_place_and_a_reason(
     assert (receipt.rows, receipt.known, receipt.rejected, receipt.problems) == (5, 1, 2, [])
 
 
+def test_a_cancelled_session_takes_no_more_urls(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """The ledger itself says so to a call that comes while another one cancels; to clients of the
+    API it is 409, as documented."""
+    lpm.jobs.hold(give(settings).job, "cancelled", lpm.now())
+
+    with pytest.raises(SessionCancelled) as caught:
+        give(settings, ["http://a.example/more"])
+
+    assert (as_http(caught.value).status_code, as_http(caught.value).code) == (409, "cancelled")
+
+
+def test_rows_that_are_no_url_keep_their_places(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """As the session grows, and after a repair that loses them; those that an earlier version has
+    stored come first."""
+    calls = [["old one", URLS[0], "old two"], ["bad", URLS[1]], ["worse", URLS[2], "worst"]]
+    job = give(settings, calls[0]).job
+    lpm.store.durable.execute("DELETE FROM events WHERE task = ?", (-job.id,))
+    early = lpm.batches.unplaced(job, 0)
+    give(settings, calls[1])
+    placed = lpm.batches.ends(job, 0)
+    give(settings, calls[2])
+    lpm.store.durable.execute("DELETE FROM rejected_rows WHERE file_number = 2")
+    lpm.store.durable.execute("UPDATE imports SET ended_at = NULL WHERE number = 2")
+    give(settings, calls[2])
+
+    assert [(n, row.url) for n, row in early] == [(-2, "old one"), (-1, "old two")]
+    assert [row.url for _, row in placed.rows] == ["bad"]
+    rest = lpm.batches.ends(job, placed.cursor)
+    assert [row.url for _, row in rest.rows] == ["worse", "worst"]
+    assert lpm.batches.unplaced(job, -2) == early[1:]
+    urls = [row.url for row in lpm.batches.rejected(job)]
+    assert urls == ["old one", "old two", "bad", "worse", "worst"]
+
+
+def test_what_is_pruned_leaves_no_places_behind(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """Neither rows that are no URL nor their places stay, and the doctor misses neither."""
+    job = give(settings, ["bad", "worse", URLS[0]]).job
+    give(settings, ["bad", URLS[0]], session="newest")
+    collect(lpm)
+    give(settings, ["worst"])
+    lpm.jobs.finalise(lpm.now())
+    reason = lpm.retention.reason_to_keep(job, True, lambda s: None)
+    give(settings, ["worst"], session="newest")
+    lpm.jobs.finalise(lpm.now())
+    lpm.retention.intend([job])
+    assert lpm.retention.begin([job]) == []
+    while lpm.retention.remove_rows(job.id):
+        pass
+    tasks = lpm.retention.next_tasks(job.id, "completed", 1 << 62, 9)
+    lpm.retention.remove_tasks(tasks)
+    (settings.data_dir / "pending" / f"{tasks[0].task_id}.json").unlink()
+    assert lpm.retention.finish(job.id)
+    lpm.close()
+
+    assert reason == "it has the newest entry in a timeline"
+    places = ledger(settings.data_dir, "SELECT DISTINCT task FROM events WHERE task < 0")
+    assert len(places) == 1
+    assert wrong(look(settings.data_dir)) == []
+    assert [each for each in look(settings.data_dir, repair=True) if each.state != "ok"] == []
+
+
 def test_a_webhook_is_delivered_by_one_at_a_time(
     settings: Settings, lpm: LocalPersistenceManager
 ) -> None:
     """Each delivery begins the lease anew: however long all of them take, nobody else begins."""
 
-    def note(lpm: LocalPersistenceManager, job: Job) -> None:
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
         webhooks.keep(lpm, job, "http://a.example/", "", webhooks.EVENTS)
 
-    job, _ = submit(settings, "told", URLS, BatchOptions(), direct=True, note=note)
-    [claimed] = lpm.webhooks.claim(100.0, 60.0, 8)
+    job, _ = submit(settings, "told", URLS, BatchOptions(), direct=True, finish=keep)
+    [claimed] = lpm.webhooks.claim(100.0, 60.0, 8, 4, {})
     lpm.webhooks.delivered(job.id, 10, 150.0 + 60.0)
 
     assert (claimed.job_id, claimed.cursor) == (job.id, 0)
-    assert lpm.webhooks.claim(170.0, 60.0, 8) == []
-    [again] = lpm.webhooks.claim(211.0, 60.0, 8)
+    assert lpm.webhooks.claim(170.0, 60.0, 8, 4, {}) == []
+    [again] = lpm.webhooks.claim(211.0, 60.0, 8, 4, {})
     assert again.cursor == 10
+
+
+def test_no_client_takes_all_deliveries(settings: Settings, lpm: LocalPersistenceManager) -> None:
+    """Each gets its share, less what is delivered to it already, and the others go on."""
+
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
+        webhooks.keep(lpm, job, "http://a.example/", "", webhooks.EVENTS)
+
+    for client, session in [*(("ann", f"s{n}") for n in range(9)), ("bob", "s"), ("", "s")]:
+        submit(
+            settings, session, URLS, BatchOptions(), direct=True, client=client, finish=keep
+        )  # fmt: skip
+    first = lpm.webhooks.claim(100.0, 60.0, 8, 4, {"ann": 1, "eve": 4})
+    second = lpm.webhooks.claim(100.0, 60.0, 2, 4, {"ann": 4, "bob": 1, "": 1})
+    third = lpm.webhooks.claim(100.0, 60.0, 2, 4, {})
+
+    assert sorted(each.client for each in first) == ["", "ann", "ann", "ann", "bob"]
+    assert second == []
+    assert [each.client for each in third] == ["ann", "ann"]
+
+
+def test_a_webhook_shares_its_file_with_no_session(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """Whatever the session of a program is called."""
+
+    def keep(lpm: LocalPersistenceManager, job: Job) -> None:
+        webhooks.keep(lpm, job, "http://a.example/", "secret", webhooks.EVENTS)
+
+    submit(settings, "foo", URLS, BatchOptions(), direct=True, finish=keep)
+    headers = BatchOptions(headers={"X-Key": "key"})
+    job = submit(settings, "webhook foo", URLS, headers, direct=True).job
+
+    folder = settings.data_dir / "sessions"
+    assert sorted("http://a.example/" in path.read_text() for path in folder.iterdir()) == [
+        False,
+        True,
+    ]
+    stored = sessions.load(folder, job.name)
+    assert stored
+    assert stored.headers == (("X-Key", "key"),)
 
 
 @pytest.mark.parametrize("client", ["", "a", "a:b", "12:", "ünder"])

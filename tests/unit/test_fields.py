@@ -283,7 +283,7 @@ def test_xpath_without_its_package_is_refused_with_advice(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert "line 2: xpath: XPath needs the package parsel" in done.stderr
-    assert "pip install 'crawler[parsel]'); or write css" in done.stderr
+    assert "pip install '.[parsel]' in the project's folder); or write css" in done.stderr
 
 
 @given(

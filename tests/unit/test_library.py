@@ -55,6 +55,13 @@ def test_what_is_not_public_is_an_error() -> None:
     ("call", "says"),
     [
         (lambda: crawler.scrape(3), "url: Expected `str`"),  # type: ignore[arg-type]
+        (lambda: CrawlCoordinator(give_up_s=-1), "give_up_s: Expected `float` >= 0.0"),
+        (lambda: CrawlCoordinator(give_up_s=float("nan")), "give_up_s: Expected `float` >= 0.0"),
+        (lambda: crawler.scrape("http://x/", timeout_s=-1), "timeout_s: Expected `float` >= 0.0"),
+        (
+            lambda: crawler.scrape("http://x/", timeout_s=float("nan")),
+            "timeout_s: Expected `float` >= 0.0",
+        ),
         (lambda: crawler.Store(3), "path: Expected a path"),  # type: ignore[arg-type]
         (lambda: CrawlCoordinator(data_dir=3), "data_dir: Expected a path"),  # type: ignore[arg-type]
         (lambda: CrawlCoordinator(distributed="no"), "distributed: Expected `bool`"),  # type: ignore[arg-type]

@@ -199,7 +199,7 @@ def test_markdown_without_its_packages() -> None:
 
     assert ran.stdout == "[{'content': 'x'}]\n"
     assert "UsageError: the format markdown needs the packages html-to-markdown" in ran.stderr
-    assert "pip install 'crawler[markdown]'" in ran.stderr
+    assert "pip install '.[markdown]' in the project's folder" in ran.stderr
 
 
 def test_no_converter_is_imported_at_start() -> None:

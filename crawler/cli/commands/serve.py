@@ -9,6 +9,7 @@ from crawler import config, logs
 from crawler.cli.options import data_dir_option, json_option
 from crawler.cli.output import print_json, say
 from crawler.config import Settings, program
+from crawler.logs import counted
 
 if TYPE_CHECKING:
     from crawler.api.tokens import Scope, TokenFile
@@ -131,14 +132,19 @@ def list_(as_json: bool) -> None:
         return print_json(about)
     if not tokens:
         print(f"There are no tokens; add one: {program()} serve token add NAME")
+    rows = []
     for each in tokens:
         limits = [
-            f"at most {most:,} {what}"
-            for most, what in ((each.max_urls, "URLs"), (each.max_sessions, "sessions"))
+            f"at most {counted(most, what)}"
+            for most, what in ((each.max_urls, "URL"), (each.max_sessions, "session"))
             if most is not None
         ]
         since = time.strftime("%Y-%m-%d", time.localtime(each.created_at))
-        print("  ".join([each.name, "+".join(each.scopes), f"since {since}", *limits]))
+        rows.append([each.name, "+".join(each.scopes), f"since {since}", ", ".join(limits)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
     return None
 
 
