@@ -123,7 +123,7 @@ class WaitFinder:
         command, effect = f"{program()} up --browsers 1", "starts one"
         if self._stack().up:
             command, effect = f"{program()} worker --browser", "starts one, beside the stack"
-        if all(note.about.get("kind") == "direct" for note in workers):
+        if workers and all(note.about.get("kind") == "direct" for note in workers):
             command, effect = "pip install 'crawler[browser]'", "installs one; begin again then"
         stops = tasks == books.open
         return [

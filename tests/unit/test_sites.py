@@ -372,7 +372,11 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
             2,
             "one of domain, ip, not 'domian'; did you mean domain?",
         ),
-        ("hosts: a.example\nfetcher: curl", 2, "fetcher must be one of http, browser, auto, not 'curl'"),
+        (
+            "hosts: a.example\nfetcher: curl",
+            2,
+            "fetcher must be one of http, browser, auto, not 'curl'",
+        ),
         (
             "hosts: a.example\nrespect_robots: maybe",
             2,
