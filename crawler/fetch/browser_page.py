@@ -198,6 +198,9 @@ class PageVisit:
         if self._context:
             with suppress(Error):
                 await self._context.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _explained(self, error: Error, died: asyncio.Event) -> Exception:
         """Return what has failed, where the driver has raised an error."""
