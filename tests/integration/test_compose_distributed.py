@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def test_the_services_of_the_requirements() -> None:
     assert SERVICES["redis"]["container_name"] == "redis"
     assert "-Q urgent,default" in SERVICES["worker"]["command"]
     assert "-Q browser" in SERVICES["browser"]["command"]
+
+
+def test_the_extra_of_the_requirements() -> None:
+    """`distributed` names what workers of a fleet need, and Flower."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["distributed"]
+
+    assert {re.split(r"[<>=]", each)[0] for each in extra} == {"celery", "flower", "redis"}
 
 
 def test_nothing_listens_but_on_this_machine() -> None:
