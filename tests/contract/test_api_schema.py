@@ -76,7 +76,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, site: Site) -> None:
                 program, "run", "openapi.json", "--url", api.url, "--checks", "all",
                 "--seed", "7", "-n", "5", "--phases", "examples,coverage,fuzzing",
             ],
-            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240,
+            cwd=tmp_path, env=env, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
 

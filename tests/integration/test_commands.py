@@ -166,7 +166,7 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
     shape |= {"waits", "store", "unaccounted", "config_faults", "schedules", "autoscale"}
     assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
-    assert facts["queues"] == {"urgent": 0, "default": 0}
+    assert facts["queues"] == {"urgent": 0, "default": 0, "browser": 0}
     assert facts["pids"]["workers"] == []
 
 

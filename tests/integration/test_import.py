@@ -44,7 +44,7 @@ def test_the_last_line_is_the_documented_one(folder: Folder) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "Imported 150 tasks to queue 'urgent'"
     assert "wait in the ledger" in done.stderr
-    assert folder.status()["queues"] == {"urgent": 150, "default": 0}
+    assert folder.status()["queues"] == {"urgent": 150, "default": 0, "browser": 0}
 
 
 def test_input_columns_and_priority_are_kept(folder: Folder) -> None:
