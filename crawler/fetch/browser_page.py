@@ -4,7 +4,7 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
@@ -172,6 +172,7 @@ class PageVisit:
         self._changed_at = 0.0  # when a request began or ended last
         self._has_loaded = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
 
     async def render(self, browser: PlaywrightBrowser, died: asyncio.Event) -> Rendered:
         """Return the page; raises `FetchError`, or what the hook raises."""
@@ -194,6 +195,7 @@ class PageVisit:
             error = raised
             raise
         finally:
+            self._is_over = True
             self._deadline.pause()
             for task in (work, death, *self._tasks):
                 task.cancel()
@@ -366,13 +368,16 @@ class PageVisit:
             patterns.append({"urlPattern": "*", "requestStage": "Request"})
         return patterns
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Handle an event; what goes wrong ends the page."""
+        if self._is_over:
+            work.close()
+            return
         task = asyncio.ensure_future(self._handle(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle(self, work: Awaitable[None]) -> None:
+    async def _handle(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Error:
