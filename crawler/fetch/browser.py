@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CLOSE_S = 5.0
 """How long a page may take to close; after that the browser is ended."""
-WATCH_S = 2.0
+WATCH_S = 1.0
 """How often age and memory of a browser are looked at."""
 FOLDER = "browser"
 
@@ -156,7 +156,9 @@ class Browser:
         """Retire a browser that is old or large, and end one that has died or grows on."""
         while not running.chromium.died.is_set():
             await asyncio.sleep(WATCH_S)
-            used = await asyncio.to_thread(running.chromium.memory)
+            used = 0
+            if running.in_flight:
+                used = await asyncio.to_thread(running.chromium.memory)
             if not running.chromium.is_whole:
                 break
             if used > 2 * self._limits.memory:

@@ -4,16 +4,18 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
+import ada_url
 import msgspec
 from playwright.async_api import Browser as PlaywrightBrowser
 from playwright.async_api import BrowserContext, CDPSession, Dialog, Error
 from playwright.async_api import Page as Tab
 from playwright.async_api import Request as TabRequest
 
+from crawler import urls
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.browser_proxy import PinningProxy, Visitor
 from crawler.fetch.browser_session import PageSession, Target, overridden
@@ -22,15 +24,16 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.egress import names_loopback
 from crawler.fetch.http import USER_AGENT, Request, RequestHook
 from crawler.fetch.rendering import Rendered, RenderOptions
-from crawler.fetch.wire import media_type
+from crawler.fetch.wire import Headers, media_type
 from crawler.models import Page
 
 OPEN_S = 20.0
 """How long a browser may take to open an empty page; after that it hangs."""
-QUIET_S, MAX_QUIET_S = 0.5, 5.0
-"""Time without a request after which a page is ready, and how long that is waited for."""
-LOAD_S = 15.0
-"""How long the end of loading is waited for: one server that hangs must not cost the page."""
+QUIET_S, STALLED_S = 0.5, 2.0
+"""Time without a request after which a page is ready, and after which it will not load on."""
+LOAD_S, STEP_S = 15.0, 5.0
+"""How long that is waited for, for the page and after a step: a request that hangs must not cost
+the page."""
 POLL_S = 0.05
 LATE_S = 1.0
 """How much later than its effects the reason of a failure is told."""
@@ -43,7 +46,6 @@ MAX_TRIES = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_DOCUMENT = frozenset({204, 205, 304})
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
-_LOOKS_LIKE_HTML = re.compile(rb"\s*<(?:!doctype html|!--|html|head|body|title)\b", re.IGNORECASE)
 _OF_THE_WIRE = frozenset({
     "content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive",
 })  # fmt: skip
@@ -66,6 +68,10 @@ _NO_SERVICE_WORKERS = """
 """
 """A page that finds none does without; Playwright's `block` leaves one promise open for ever, and a
 way around it."""
+_SIZE = """({
+  size: performance.getEntriesByType("navigation")[0]?.decodedBodySize ?? 0,
+  charset: document.characterSet,
+})"""
 _DOM = """(most => {
   const type = document.doctype ? new XMLSerializer().serializeToString(document.doctype) : "";
   const text = (type && type + "\\n") + (document.documentElement?.outerHTML ?? "");
@@ -154,14 +160,19 @@ class PageVisit:
         self._turn = asyncio.Lock()  # one navigation after the other
         self._context: BrowserContext | None = None
         self._main_frame = ""
-        self._response: Page | None = None  # of the document that is shown
-        self._file: Page | None = None  # of what is no document
+        self._answer: Page | None = None  # to the last navigation, without its body
+        self._sent: TabRequest | None = None  # the request of the last navigation
+        self._shown: TabRequest | None = None  # that of the document that is shown
+        self._is_shown = False  # whether there is a document, or else a file only
         self._hosts = {self._first.host}
         self._navigations = 0
+        self._ended = asyncio.Event()  # all of its answer has come, or it has broken off
         self._counts = dict.fromkeys(("requests", "dialogs", "popups", "workers"), 0)
         self._loading: set[TabRequest] = set()
-        self._loaded_at = 0.0  # when a request began or ended last
+        self._changed_at = 0.0  # when a request began or ended last
+        self._has_loaded = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
 
     async def render(self, browser: PlaywrightBrowser, died: asyncio.Event) -> Rendered:
         """Return the page; raises `FetchError`, or what the hook raises."""
@@ -184,6 +195,7 @@ class PageVisit:
             error = raised
             raise
         finally:
+            self._is_over = True
             self._deadline.pause()
             for task in (work, death, *self._tasks):
                 task.cancel()
@@ -216,11 +228,7 @@ class PageVisit:
             return _error_of(self._failure) or error
         if problem := self._visitor.problems.get(self._here.dialled):
             return problem
-        name = re.search(r"net::(ERR_\w+)", error.message)
-        if name is None:
-            return FetchError("page_crashed", f"the page broke off ({_first_line(error)})")
-        reasons = (word for pattern, word in _FAILURES if re.match(pattern, name[1]))
-        return FetchError(next(reasons, "connection"), f"the browser got no page ({name[1]})")
+        return _net_error(error.message)
 
     # Limits
 
@@ -253,25 +261,27 @@ class PageVisit:
         try:
             await tab.goto(self._first.url, wait_until="commit", timeout=0)
         except Error:
-            if self._file is None:
+            if self._answer is None or self._is_shown:
                 raise
-        if self._file:
+        if self._answer and not self._is_shown:
             await self._take_cookies()
-            return self._rendered(self._file, self._file)
-        steps = Steps(tab, self._settle)
+            return self._rendered(self._answer, self._answer)
+        steps = Steps(tab, lambda: self._settle(STEP_S))
         if self._options.wait_for:
             await steps.wait_for_page(self._options.wait_for)
         else:
-            await self._settle(tab)
+            await self._settle()
         await steps.take(self._options.steps)
-        dom = (await self._dom(cdp)).encode()
-        self._hold(dom)
-        assert self._response
-        headers = [(name, value) for name, value in self._response.headers if not _is_of_body(name)]
+        await self._ended.wait()
+        response = await self._whole_answer(cdp)
+        dom = await self._dom(cdp)
         page = msgspec.structs.replace(
-            self._response,
+            response,
             final_url=self._shown_url(tab),
-            headers=(*headers, ("content-type", "text/html; charset=utf-8")),
+            headers=(
+                *_without_body(response.headers),
+                ("content-type", "text/html; charset=utf-8"),
+            ),
             body=dom,
             raw=dom,
         )
@@ -282,7 +292,7 @@ class PageVisit:
             pdf = await tab.pdf(print_background=True)
         self._hold(picture + pdf)
         await self._take_cookies()
-        return self._rendered(page, self._response, picture, pdf)
+        return self._rendered(page, response, picture, pdf)
 
     async def _take_cookies(self) -> None:
         assert self._context
@@ -327,6 +337,7 @@ class PageVisit:
         )
         context.on("page", lambda popup: self._spawn(popup.close()))
         tab.on("crash", lambda _: self._fail(FetchError("page_crashed", "the page has crashed")))
+        tab.on("load", lambda _: self._on_load())
         tab.on("close", lambda _: self._spawn(self._note_close()))
         tab.on("download", lambda download: self._visitor.refuse(download.url))
         tab.on("dialog", self._on_dialog)
@@ -360,13 +371,16 @@ class PageVisit:
             patterns.append({"urlPattern": "*", "requestStage": "Request"})
         return patterns
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Handle an event; what goes wrong ends the page."""
+        if self._is_over:
+            work.close()
+            return
         task = asyncio.ensure_future(self._handle(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle(self, work: Awaitable[None]) -> None:
+    async def _handle(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Error:
@@ -376,15 +390,26 @@ class PageVisit:
 
     def _on_request(self, request: TabRequest) -> None:
         self._loading.add(request)
-        self._loaded_at = time.monotonic()
+        self._changed_at = time.monotonic()
         kind = request.resource_type
+        if kind == "document" and _is_main(request):
+            self._sent = request
         is_part = kind != "document" and kind not in self._blocked
         if is_part and request.url.startswith(("http:", "https:")):
             self._count("requests")
 
     def _on_request_end(self, request: TabRequest) -> None:
         self._loading.discard(request)
-        self._loaded_at = time.monotonic()
+        if request is self._sent:
+            self._note_end(request.failure or "")
+        self._changed_at = time.monotonic()
+
+    def _note_end(self, failure: str) -> None:
+        """Note the end of a document: it may have broken off within its body."""
+        if self._answer and failure and not failure.endswith("ERR_ABORTED"):
+            self._fail(_net_error(failure))
+        self._ended.set()
+        self._spawn(self._leave_gate(None))
 
     def _on_dialog(self, dialog: Dialog) -> None:
         self._count("dialogs")
@@ -449,6 +474,10 @@ class PageVisit:
         try:
             await self._leave_gate(None)
             self._navigations += 1
+            self._ended.clear()
+            self._has_loaded = False
+            if not self._is_shown:
+                self._answer = None
             self._here = here = self._led_to(event["request"]["url"])
             if here.dialled != self._first.dialled:
                 self._visitor.loopback = None  # for good, as in `Client.fetch`
@@ -473,6 +502,13 @@ class PageVisit:
         except UrlError as error:
             message = f"redirected to where nothing is fetched: {error}"
             raise FetchError("bad_redirect", message) from None
+
+    def _check_redirect(self, location: str) -> None:
+        try:
+            self._led_to(ada_url.join_url(self._here.url, location))
+        except ValueError:
+            shown = urls.without_credentials(location)[:200]
+            raise FetchError("bad_redirect", f"redirected to what is no URL: {shown!r}") from None
 
     async def _enter_gate(self, url: str) -> None:
         self._deadline.pause()
@@ -501,85 +537,124 @@ class PageVisit:
         fields = {name.lower(): value for name, value in reversed(headers)}
         is_redirect = status in _REDIRECTS and "location" in fields
         if not status or (is_redirect and self._request.follow):
+            if is_redirect:
+                self._check_redirect(fields["location"])
             await self._leave_gate(None)
             await cdp.send("Fetch.continueRequest", which)
             return
-        body = b"" if is_redirect else await self._body(cdp, event["requestId"])
-        await self._leave_gate(None)
-        answer = Page(
+        is_document = not is_redirect and _is_document(status, fields)
+        if self._is_shown and not is_document:  # a download of the page that is shown
+            self._visitor.refuse(self._here.url)
+            self._note_end("")
+            await cdp.send("Fetch.failRequest", {**which, "errorReason": "Aborted"})
+            return
+        length = fields.get("content-length", "")
+        if length.isdecimal() and int(length[:18]) > self._max_body:
+            raise self._too_large()
+        self._answer = Page(
             url=self._request.url,
             final_url=self._here.url,
             status=status,
             reason=event.get("responseStatusText", ""),
             headers=tuple(headers),
-            body=body,
-            raw=body,
+            body=b"",
+            raw=b"",
             fetched_at=time.time(),
             fetch_s=0.0,
         )
-        if is_redirect or not _is_document(status, fields, body):
-            if self._response is None:
-                self._file = answer
-            else:
-                self._visitor.refuse(self._here.url)  # a download of the page that is shown
-            await cdp.send("Fetch.failRequest", {**which, "errorReason": "Aborted"})
+        if is_document:
+            self._is_shown, self._shown = True, self._sent
+            if "content-type" not in fields:  # a browser would guess, and maybe save it
+                which |= _with_type("text/html", status, headers)
+            await cdp.send("Fetch.continueResponse", which)
             return
-        self._response = answer
-        # Its cookies are known already, and its coding is undone.
-        dropped = {*_OF_THE_WIRE, "set-cookie"}
-        kept = [{"name": n, "value": v} for n, v in headers if n.lower() not in dropped]
-        shown = {"responseCode": status, "responseHeaders": kept, "body": _base64(body)}
-        await cdp.send("Fetch.fulfillRequest", {**which, **shown})
+        if not is_redirect and status not in _NO_DOCUMENT:
+            is_coded = "content-encoding" in fields
+            body = await self._read(cdp, event["requestId"], "" if is_coded else length)
+            self._answer = msgspec.structs.replace(self._answer, body=body, raw=body)
+        self._note_end("")
+        await cdp.send("Fetch.failRequest", {**which, "errorReason": "Aborted"})
 
-    async def _body(self, cdp: CDPSession, request_id: str) -> bytes:
-        """Read the body of an answer up to the limit, before the page gets it."""
+    async def _read(self, cdp: CDPSession, request_id: str, length: str) -> bytes:
+        """Read what is no document, before the browser would save it.
+
+        The browser does not say here whether all has come: only a length can tell.
+        """
         opened = await cdp.send("Fetch.takeResponseBodyAsStream", {"requestId": request_id})
-        handle, pieces, size = opened["stream"], [], 0
-        while True:
-            read = await cdp.send("IO.read", {"handle": handle, "size": PIECE})
+        pieces, size, at_end = [], 0, False
+        while not at_end:
+            read = await cdp.send("IO.read", {"handle": opened["stream"], "size": PIECE})
             data = read["data"].encode()
             if read.get("base64Encoded"):
                 data = base64.b64decode(data)
-            size += len(data)
-            if size > self._max_body:
-                message = f"the page is larger than {self._max_body:,} bytes"
-                raise FetchError("too_large", message)
-            self._hold(data)
             pieces.append(data)
-            if read["eof"]:
-                break
-        await cdp.send("IO.close", {"handle": handle})
+            size, at_end = size + len(data), read["eof"]
+            if size > self._max_body:
+                raise self._too_large()
+            self._hold(data)
+        if length.isdecimal() and size < int(length[:18]):
+            missing = int(length[:18]) - size
+            message = f"the connection ended {missing:,} bytes before the body's end"
+            raise FetchError("truncated", message)
         return b"".join(pieces)
+
+    def _too_large(self) -> FetchError:
+        return FetchError("too_large", f"the page is larger than {self._max_body:,} bytes")
 
     # What is shown
 
-    async def _settle(self, tab: Tab) -> None:
-        """Wait until the page has loaded and makes no requests for a while, but not for ever."""
-        while True:
-            seen = self._navigations
-            with suppress(Error):  # a timeout, or the page goes elsewhere
-                await tab.wait_for_load_state("load", timeout=LOAD_S * 1000)
-            await self._quiet()
-            if seen == self._navigations:
-                return
+    async def _settle(self, seconds: float = LOAD_S) -> None:
+        """Wait until the page has loaded and makes no requests for a while, but not for ever.
 
-    async def _quiet(self) -> None:
-        self._loaded_at = time.monotonic()  # what was done may have effects a little later
-        until = self._loaded_at + MAX_QUIET_S
+        A script that leads elsewhere in vain ends the loading of its page without a sign.
+        """
+        self._changed_at = now = time.monotonic()  # what was done may have effects a little later
+        until = now + seconds
         while (now := time.monotonic()) < until:
-            if not self._loading and now - self._loaded_at >= QUIET_S:
+            idle_s = 0.0 if self._loading else now - self._changed_at
+            if idle_s >= (QUIET_S if self._has_loaded else STALLED_S):
                 return
             if self._turn.locked():  # it waits for a permit, or for its next document
-                until = now + MAX_QUIET_S
+                until = now + seconds
             await asyncio.sleep(POLL_S)
 
-    async def _dom(self, cdp: CDPSession) -> str:
-        """Return the DOM, asked for in a world that the page's scripts cannot change."""
+    def _on_load(self) -> None:
+        self._has_loaded, self._changed_at = True, time.monotonic()
+
+    async def _whole_answer(self, cdp: CDPSession) -> Page:
+        """Return the answer with the document that is shown, with its body.
+
+        The browser has read it as text; the bytes are those of the text in its charset.
+        """
+        assert self._answer
+        told = await self._ask(cdp, _SIZE)
+        if told["size"] > self._max_body:
+            raise self._too_large()
+        response = await self._shown.response() if self._shown else None
+        body = await response.body() if response else b""
+        body, charset = _as_sent(body, told["charset"])
+        self._hold(body)
+        headers = self._answer.headers
+        if charset != told["charset"]:
+            headers = (*_without_body(headers), ("content-type", f"text/html; charset={charset}"))
+        return msgspec.structs.replace(self._answer, headers=headers, body=body, raw=body)
+
+    async def _dom(self, cdp: CDPSession) -> bytes:
+        told = await self._ask(cdp, _DOM % self._max_body)
+        dom: bytes = told.get("text", "").encode()
+        if "text" not in told or len(dom) > self._max_body:
+            message = f"the page has grown larger than {self._max_body:,} bytes"
+            raise FetchError("too_large", message)
+        self._hold(dom)
+        return dom
+
+    async def _ask(self, cdp: CDPSession, expression: str) -> Any:
+        """Evaluate an expression in a world that the page's scripts cannot change."""
         for left in reversed(range(MAX_TRIES)):
             try:
                 made = await cdp.send("Page.createIsolatedWorld", {"frameId": self._main_frame})
                 asked = {"contextId": made["executionContextId"], "returnByValue": True}
-                asked["expression"] = _DOM % self._max_body
+                asked["expression"] = expression
                 answer = await cdp.send("Runtime.evaluate", asked)
                 value = answer["result"]["value"]
             except (Error, KeyError) as error:
@@ -587,13 +662,9 @@ class PageVisit:
                     raise FetchError(
                         "page_crashed", "the page goes elsewhere all the time"
                     ) from error
-                await self._quiet()
+                await self._settle(STEP_S)
                 continue
-            text = value.get("text")
-            if text is None or len(text.encode()) > self._max_body:
-                message = f"the page has grown larger than {self._max_body:,} bytes"
-                raise FetchError("too_large", message)
-            return str(text)
+            return value
         raise AssertionError
 
     def _shown_url(self, tab: Tab) -> str:
@@ -619,26 +690,49 @@ def _crashed() -> FetchError:
     return FetchError("browser_crashed", "the browser has crashed")
 
 
-def _first_line(error: Error) -> str:
-    return error.message.strip().partition("\n")[0][:200]
+def _net_error(message: str) -> FetchError:
+    """Return what a failure means that Chromium has a name for."""
+    name = re.search(r"net::(ERR_\w+)", message)
+    if name is None:
+        shown = message.strip().partition("\n")[0][:200]
+        return FetchError("page_crashed", f"the page broke off ({shown})")
+    reasons = (word for pattern, word in _FAILURES if re.match(pattern, name[1]))
+    return FetchError(next(reasons, "connection"), f"the browser got no whole page ({name[1]})")
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _without_body(headers: Headers) -> Headers:
+    """Return headers without those that say what the body is."""
+    dropped = {*_OF_THE_WIRE, "content-type"}
+    return tuple((name, value) for name, value in headers if name.lower() not in dropped)
 
 
-def _is_of_body(name: str) -> bool:
-    return name.lower() == "content-type" or name.lower() in _OF_THE_WIRE
+def _with_type(content_type: str, status: int, headers: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return what gives an answer a type, as the browser is told it."""
+    given = [*headers, ("Content-Type", content_type)]
+    told = [{"name": name, "value": value} for name, value in given]
+    return {"responseCode": status, "responseHeaders": told}
 
 
-def _is_document(status: int, fields: dict[str, str], body: bytes) -> bool:
+def _is_main(request: TabRequest) -> bool:
+    try:
+        return request.is_navigation_request() and request.frame.parent_frame is None
+    except Error:
+        return False  # of a popup, which has no frame yet
+
+
+def _as_sent(text: bytes, charset: str) -> tuple[bytes, str]:
+    """Return a text in UTF-8 in its own charset; or as it is if that is not possible, in UTF-8."""
+    try:
+        return text.decode().encode(charset), charset
+    except (LookupError, UnicodeError):
+        return text, "UTF-8"
+
+
+def _is_document(status: int, fields: dict[str, str]) -> bool:
     """Whether a browser shows an answer as a page with a DOM of its own."""
     if status in _NO_DOCUMENT or fields.get("content-disposition", "").startswith("attachment"):
         return False
-    kind = media_type(fields.get("content-type", ""))
-    if not kind:
-        return bool(_LOOKS_LIKE_HTML.match(body))
-    return kind in _HTML
+    return media_type(fields.get("content-type", "")) in _HTML | {""}
 
 
 def _split_headers(told: list[dict[str, str]]) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -131,6 +131,7 @@ class Chromium:
         self._folder = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
         self._program, self._switches = program, switches
         self._playwright: Playwright | None = None
+        self._browser: Browser | None = None
         self._guard: ProcessMark | None = None
         self._driver: ProcessMark | None = None
         self._lock: int | None = None
@@ -170,6 +171,7 @@ class Chromium:
                 raise FetchError("browser_crashed", message) from None
             raise
         browser.on("disconnected", lambda _: self.died.set())
+        self._browser = browser
         return browser
 
     async def _launch(self, playwright: "Playwright", proxy: str) -> "Browser":
@@ -246,19 +248,15 @@ class Chromium:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
+        if self._browser:  # the driver then removes its folders from that for temporary ones
+            await _settled(self._browser.close())
         if self._guard is None:
             self._note_processes()
         guarded = self._guard and self._guard.find()
         if not guarded or not await self._gone(self._guard, signal.SIGTERM):
             await asyncio.to_thread(_kill_users_of, self._folder)
-        if self._playwright:
-            stopping = asyncio.ensure_future(self._playwright.stop())
-            await asyncio.wait([stopping], timeout=KILL_S)
-            if not stopping.done():
-                await self._gone(self._driver, signal.SIGKILL)
-                await asyncio.wait([stopping], timeout=KILL_S)
-            if stopping.done():
-                stopping.exception()  # it is gone, whatever it says
+        if self._playwright and not await _settled(self._playwright.stop()):
+            await self._gone(self._driver, signal.SIGKILL)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -276,6 +274,14 @@ class Chromium:
                 return False
             await asyncio.sleep(POLL_S)
         return True
+
+
+async def _settled(work: Coroutine[Any, Any, None]) -> bool:
+    """Wait for something that may fail or hang; return whether it is done, whatever it says."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait([task], timeout=KILL_S)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task.done()
 
 
 def _stop_late(starting: "asyncio.Task[Playwright]") -> None:

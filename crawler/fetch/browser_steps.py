@@ -31,7 +31,7 @@ _HEIGHT = """element => {
 class Steps:
     """Takes steps on one page; `settle` waits until it has loaded what a step has begun."""
 
-    def __init__(self, tab: Tab, settle: Callable[[Tab], Awaitable[None]]) -> None:
+    def __init__(self, tab: Tab, settle: Callable[[], Awaitable[None]]) -> None:
         self._tab, self._settle = tab, settle
 
     async def wait_for_page(self, selector: str) -> None:
@@ -77,7 +77,7 @@ class Steps:
                 await self._tab.keyboard.press(step.value)
             case _:
                 raise Error("it needs a selector")
-        await self._settle(self._tab)
+        await self._settle()
 
     async def _click(self, element: Locator, times: int, limit_ms: float) -> None:
         """Click until the element is gone or disabled, or until a click changes nothing."""
@@ -86,7 +86,7 @@ class Steps:
                 return
             before = await self._tab.evaluate(_LOOK)
             await element.click(timeout=limit_ms)
-            await self._settle(self._tab)
+            await self._settle()
             if await self._tab.evaluate(_LOOK) == before:
                 return
 
@@ -108,7 +108,7 @@ class Steps:
             if height == known:
                 return
             known = height
-            await self._settle(self._tab)
+            await self._settle()
 
 
 def _told(error: Error, seconds: float) -> str:

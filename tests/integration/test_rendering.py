@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import fcntl
 import itertools
 import os
 import signal
@@ -29,6 +30,7 @@ from tests.integration.test_browser import listener
 from tests.support.browser import Renderer, family
 from tests.support.pages import Answer, Pages
 from tests.support.script_site import ScriptSite
+from tests.support.site import Site
 from tests.support.stack import wait_for
 
 LIMITS = PageLimits(requests=150, traffic=1_500_000, navigations=3, dialogs=5, popups=5, workers=5)
@@ -94,6 +96,14 @@ def far(_far: ScriptSite) -> ScriptSite:
     return _far
 
 
+@pytest.fixture
+def hostile(request: pytest.FixtureRequest) -> Site:
+    """The hostile site that other tests use, under a name that is free here."""
+    site = request.getfixturevalue("_site")
+    assert isinstance(site, Site)
+    return site
+
+
 def at(site: Pages, host: str = "site.example") -> str:
     """Return the URL of a site under another name."""
     return f"http://{host}:{site.url.rpartition(':')[2]}"
@@ -126,6 +136,14 @@ def test_a_page_is_returned_as_its_scripts_have_made_it(
     assert found.refused == ()
 
 
+def test_the_charset_of_a_page_is_understood(renderer: Renderer, site: ScriptSite) -> None:
+    """The DOM is UTF-8; the response has the bytes of its server."""
+    found = renderer.render(f"{site.url}/latin")
+    assert "<p>\u00e9\u20ac</p>".encode() in found.page.body
+    assert found.response.body == site.answers["/latin"].body
+    assert found.response.header("content-type") == "text/html; charset=cp1252"
+
+
 @pytest.mark.parametrize("path", ["/report.pdf", "/export", "/data"])
 def test_what_is_no_document_is_returned_as_it_is(
     renderer: Renderer, site: ScriptSite, path: str
@@ -133,7 +151,8 @@ def test_what_is_no_document_is_returned_as_it_is(
     """Downloads, PDF and JSON are neither saved nor shown, but returned."""
     found = renderer.render(site.url + path)
     assert found.page == found.response
-    assert found.page.body == str(site.answers[path].body).encode()
+    body = site.answers[path].body
+    assert found.page.body == (body if isinstance(body, bytes) else body.encode())
     assert found.page.header("content-type") == site.answers[path].headers.get(
         "Content-Type", "text/html; charset=utf-8"
     )
@@ -157,6 +176,7 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
         ("/popups", "too_many_popups"),
         ("/workers", "too_many_workers"),
         ("/large.html", "too_large"),
+        ("/bomb", "too_large"),
         ("/grows", "too_large"),
         ("/loops", "too_many_redirects"),
         ("/endless", "too_many_redirects"),
@@ -379,6 +399,23 @@ def test_failures_have_the_words_of_the_http_client(renderer: Renderer, site: Sc
     assert {url: failure(renderer.start(url)).reason for url in urls} == urls
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/truncated", "truncated"),
+        ("/chunked-broken", "bad_response"),
+        ("/bad-gzip", "bad_encoding"),
+        ("/http09", "bad_response"),
+        ("/close", "connection"),
+    ],
+)
+def test_a_broken_answer_is_no_page(
+    renderer: Renderer, hostile: Site, path: str, reason: str
+) -> None:
+    """What has come before the end is not returned, with the reason of the HTTP client."""
+    assert failure(renderer.start(hostile.url + path)).reason == reason
+
+
 def test_only_pages_of_the_browser_use_the_proxy(renderer: Renderer, site: ScriptSite) -> None:
     """It asks other programs of this machine for a name that they cannot know."""
     renderer.render(f"{site.url}/app")
@@ -502,6 +539,22 @@ def test_no_process_outlives_a_program_that_is_killed(tmp_path: Path, site: Scri
         started.wait()
         wait_for(lambda: not any(map(is_there, processes)), 30, "the end of all processes")
     wait_for(lambda: not list(tmp_path.iterdir()), 10, "the removal of the profile")
+
+
+def test_leftovers_of_killed_browsers_are_removed(tmp_path: Path) -> None:
+    """Should their guards have been killed, too; what is in use stays."""
+    left, used = tmp_path / "left", tmp_path / "used"
+    for folder in (left, used):
+        folder.mkdir()
+        (folder / "lock").touch()
+    with (used / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        argv = [sys.executable, "-c", "input()", f"--user-data-dir={left}/profile"]
+        orphan = subprocess.Popen(argv, stdin=subprocess.PIPE)
+        Renderer(tmp_path).close()
+        orphan.communicate(timeout=60)
+        assert orphan.returncode == -signal.SIGKILL
+        assert [folder.name for folder in tmp_path.iterdir()] == ["used"]
 
 
 def test_what_is_missing_is_named(

@@ -1,5 +1,7 @@
 """A site that needs a browser, and pages that do to a browser what they can."""
 
+import gzip
+
 from tests.support.pages import Answer, Pages
 
 APP = """<!DOCTYPE html>
@@ -40,8 +42,8 @@ MISBEHAVIOUR = {
     "loops": "<script>location = '/loops?' + Math.random()</script>",
     "crashes": "<script>const held = []; for (;;) held.push(new Array(4e6).fill(0.5))</script>",
     "closes": "<script>window.open('', '_self'); window.close()</script><p>still here",
-    "leaves": "<script>location = 'data:text/html,elsewhere'; location = 'file:///etc/passwd'"
-    "</script><p>still here",
+    "leaves": "<p>still here</p><script>location = 'data:text/html,elsewhere'; location = 'file:///etc/passwd';"
+    "location = '/report.pdf'</script>",
 }
 """Bodies of pages that misbehave, by what they do."""
 
@@ -59,8 +61,17 @@ class ScriptSite(Pages):
             "/data": Answer('["one", "two"]', headers={"Content-Type": "application/json"}),
             "/large": Answer("x" * 3_000_000),
             "/large.html": Answer("<p>" + "x" * 1_200_000),
+            "/bomb": Answer(
+                gzip.compress(b"<p>" + b" " * 3_000_000), headers={"Content-Encoding": "gzip"}
+            ),
             "/worker.js": Answer("", headers=script),
-            "/report.pdf": Answer("%PDF-1.7 ...", headers={"Content-Type": "application/pdf"}),
+            "/report.pdf": Answer(
+                bytes(range(256)) * 2, headers={"Content-Type": "application/pdf"}
+            ),
+            "/latin": Answer(
+                "<p>\u00e9\u20ac".encode("cp1252"),
+                headers={"Content-Type": "text/html; charset=cp1252"},
+            ),
             "/export": Answer(
                 "a;b", headers={"Content-Disposition": "attachment; filename=a.html"}
             ),
