@@ -25,7 +25,11 @@ MAX_SHOWN_BYTES = 16
 LAST_TO_WAIT = 0.9
 """Where in the list of tests the last file that mostly waits begins, at the latest: long tests are
 not to begin last."""
-IN_A_BROWSER = ["integration/test_browser.py", "integration/test_rendering.py"]
+IN_A_BROWSER = [
+    "integration/test_browser.py",
+    "integration/test_browser_pages.py",
+    "integration/test_rendering.py",
+]
 collect_ignore = [] if browser.chromium() else IN_A_BROWSER
 
 

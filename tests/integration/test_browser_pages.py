@@ -18,12 +18,9 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES, Fetcher, Job, JobOptions
 from crawler.waits import WaitFinder
 from crawler.worker import Worker
-from tests.support.browser import LACKING, chromium
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new
-
-pytestmark = pytest.mark.skipif(chromium() is None, reason=LACKING)
 
 
 class Pages:
