@@ -73,9 +73,6 @@ class InputError(UsageError):
 class SessionCancelled(UsageError):
     """A session takes no more URLs, because it was cancelled."""
 
-    def __init__(self, session_id: str) -> None:
-        super().__init__(f"the session {session_id} was cancelled: begin another one")
-
 
 class StackIsUp(UsageError):
     """Another stack runs in this data folder, or is just starting or stopping."""

@@ -161,7 +161,7 @@ class Intake:
             return
         known = store.find(client.name, session_id)
         if known and known.job.cancelled:
-            raise SessionCancelled(session_id)
+            raise SessionCancelled(f"the session {session_id} was cancelled: begin another one")
         self._check_quota(client, session_id, len(call.urls))
 
     @contextlib.contextmanager

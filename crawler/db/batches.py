@@ -186,7 +186,9 @@ class Batches(Part):
         if known and known[1]:
             return job, int(known[0])
         if job.hold == "cancelled":
-            raise SessionCancelled(batch.session_id)
+            raise SessionCancelled(
+                f"the session {batch.session_id} was cancelled: begin another one"
+            )
         prepare(job, is_new)
         if known:
             number = int(known[0])

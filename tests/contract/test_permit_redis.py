@@ -422,7 +422,7 @@ def test_a_step_forward_of_redis_clock_opens_no_domain_early(server: Server) -> 
     told = RedisRateLimiter(server.url, 2, "told", 3, monotonic=lambda: time.monotonic() - back[0])
     other = RedisRateLimiter(server.url, 2, "other", 3)
     told.nothing_booked()
-    assert told.ask([ask])[0].starts_s
+    wait_for(lambda: told.ask([ask])[0].starts_s, 20, "a permit")
     told.report([RequestReport(domain="x.example", rule=FAST, block="http_429", retry_after_s=2.0)])
     assert told.ask([ask])[0].why == "retry after"
 
