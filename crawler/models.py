@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
+from crawler.render_options import RenderOptions
 from crawler.urls import Address, without_secrets
 
 NO_DEADLINE = 9e15
@@ -226,11 +227,14 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """For a job that follows links."""
     fetcher: Fetcher | None = None
     """If it is not what the files of the sites say."""
+    browser: RenderOptions | None = None
+    """What a browser does with its pages; goes before what the files of the sites say."""
 
     @property
     def needs(self) -> str:
         """What its pages need, as far as the job itself says."""
-        return BROWSER if self.fetcher == BROWSER else HTTP
+        asks = self.browser is not None and self.browser.needs_browser and self.fetcher != HTTP
+        return BROWSER if asks or self.fetcher == BROWSER else HTTP
 
 
 RENDERED = "crawler-rendered"

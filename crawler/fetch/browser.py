@@ -21,7 +21,8 @@ from crawler.fetch.browser_process import Chromium, find_program, lacking, remov
 from crawler.fetch.browser_proxy import PinningProxy
 from crawler.fetch.egress import Egress, Proxies
 from crawler.fetch.http import Request, RequestHook
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
+from crawler.render_options import RenderOptions
 
 if TYPE_CHECKING:
     from types import ModuleType

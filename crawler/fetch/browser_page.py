@@ -23,9 +23,10 @@ from crawler.fetch.browser_steps import Steps
 from crawler.fetch.budget import Budget
 from crawler.fetch.egress import names_loopback
 from crawler.fetch.http import USER_AGENT, Request, RequestHook
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
 from crawler.fetch.wire import Headers, media_type
 from crawler.models import Page
+from crawler.render_options import DEFAULT_BLOCK, RenderOptions
 
 OPEN_S = 20.0
 """How long a browser may take to open an empty page; after that it hangs."""
@@ -45,6 +46,7 @@ MAX_TRIES = 5
 """How often the DOM of a page that goes elsewhere meanwhile is asked for."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_DOCUMENT = frozenset({204, 205, 304})
+_FIRST_ERROR = 400
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
 _OF_THE_WIRE = frozenset({
     "content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive",
@@ -151,7 +153,8 @@ class PageVisit:
             max_bytes=limits.traffic,
             give_up=self._fail,
         )
-        self._blocked = frozenset[str](options.block)
+        block = DEFAULT_BLOCK if options.block is None else options.block
+        self._blocked = frozenset[str](block)
         if options.screenshot or options.pdf:
             self._blocked -= _NEEDED_FOR_PICTURES
         self._failure: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
@@ -266,12 +269,7 @@ class PageVisit:
         if self._answer and not self._is_shown:
             await self._take_cookies()
             return self._rendered(self._answer, self._answer)
-        steps = Steps(tab, lambda: self._settle(STEP_S))
-        if self._options.wait_for:
-            await steps.wait_for_page(self._options.wait_for)
-        else:
-            await self._settle()
-        await steps.take(self._options.steps)
+        step_failed = await self._take_steps(tab)
         await self._ended.wait()
         response = await self._whole_answer(cdp)
         dom = await self._dom(cdp)
@@ -286,29 +284,45 @@ class PageVisit:
             raw=dom,
         )
         picture = pdf = b""
-        if self._options.screenshot:
+        if self._options.screenshot and not step_failed:
             picture = await self._picture(tab)
-        if self._options.pdf:
+        if self._options.pdf and not step_failed:
             pdf = await tab.pdf(print_background=True)
         self._hold(picture + pdf)
         await self._take_cookies()
-        return self._rendered(page, response, picture, pdf)
+        rendered = self._rendered(page, response)
+        return msgspec.structs.replace(
+            rendered, step_failed=step_failed, screenshot=picture, pdf=pdf
+        )
+
+    async def _take_steps(self, tab: Tab) -> str:
+        """Wait until the page is ready, and take all steps; return why one could not be taken.
+
+        Nothing is done on an error page: it is judged as it is.
+        """
+        wait_for = self._options.wait_for
+        if not wait_for or self._is_error_page:
+            await self._settle()
+        if self._is_error_page:
+            return ""
+        steps = Steps(tab, lambda: self._settle(STEP_S))
+        return await steps.take(wait_for or "", self._options.steps or ())
+
+    @property
+    def _is_error_page(self) -> bool:
+        return self._answer is not None and self._answer.status >= _FIRST_ERROR
 
     async def _take_cookies(self) -> None:
         assert self._context
         await self._session.take_cookies(self._context, self._hosts)
 
-    def _rendered(
-        self, page: Page, response: Page, picture: bytes = b"", pdf: bytes = b""
-    ) -> Rendered:
+    def _rendered(self, page: Page, response: Page) -> Rendered:
         return Rendered(
             page=page,
             response=response,
             requests=self._counts["requests"],
             received=self._visitor.received,
             refused=tuple(self._visitor.refused),
-            screenshot=picture,
-            pdf=pdf,
         )
 
     def _hold(self, data: bytes) -> None:

@@ -1,19 +1,23 @@
 """What is done on a page after it has loaded: clicks, scrolling and the like, with their limits."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 from playwright.async_api import Error, Locator
 from playwright.async_api import Page as Tab
 
-from crawler.errors import FetchError
-from crawler.fetch.rendering import Step
+from crawler.render_options import Step
 
-STEP_S, MAX_STEP_S = 10.0, 60.0
-"""Time limit of a step that names none, and of any."""
+STEP_S, READY_S = 10.0, 20.0
+"""Time limits of a step that names none, and of the wait for the page."""
+MAX_PROBLEM = 500
 AGAIN_S = 1.0
 """How long a button that was clicked before may take to be there again."""
-MAX_TIMES = 100
+_CONTAINS = re.compile(
+    r""":contains\(\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')(?:\s+i)?\s*\)""", re.IGNORECASE
+)
+"""What browsers do not have; Playwright's own name for it ignores case."""
 _LOOK = """() => {
   const text = document.documentElement?.textContent ?? "";
   let hash = 0;
@@ -34,50 +38,57 @@ class Steps:
     def __init__(self, tab: Tab, settle: Callable[[], Awaitable[None]]) -> None:
         self._tab, self._settle = tab, settle
 
-    async def wait_for_page(self, selector: str) -> None:
-        """Wait for the element that says that the page is ready."""
-        step = Step(action="wait_for", selector=selector, seconds=2 * STEP_S)
-        await self._try(f"wait_for {selector}", step)
-
-    async def take(self, steps: tuple[Step, ...]) -> None:
-        """Take all steps; raises `FetchError` with the number of the one that failed."""
+    async def take(self, wait_for: str, steps: tuple[Step, ...]) -> str:
+        """Wait for an element if there is one to wait for, and take all steps; return which one
+        failed, and why."""
+        if wait_for:
+            step = Step(wait_for=wait_for, seconds=READY_S)
+            if problem := await self._try(step):
+                return f"wait_for {wait_for}: {problem}"[:MAX_PROBLEM]
         for number, step in enumerate(steps, 1):
-            shown = f"{step.action} {step.selector}".strip()
-            await self._try(f"step {number} ({shown})", step)
+            if problem := await self._try(step):
+                shown = f"{step.action} {step.element}".strip()
+                return f"step {number} ({shown}): {problem}"[:MAX_PROBLEM]
+        return ""
 
-    async def _try(self, name: str, step: Step) -> None:
-        seconds = min(step.seconds or STEP_S, MAX_STEP_S)
+    async def _try(self, step: Step) -> str:
+        seconds = step.seconds or STEP_S
         try:
-            await self._take(step, seconds)
+            await self._take(step, seconds * 1000)
         except Error as error:
-            message = f"{name}: {_told(error, seconds)}"
-            raise FetchError("step_failed", message[:500]) from None
+            if "has been closed" in error.message or "crashed" in error.message:
+                raise
+            return _told(error, seconds)
+        return ""
 
-    async def _take(self, step: Step, seconds: float) -> None:
-        limit_ms = seconds * 1000
-        element = self._tab.locator(f"css={step.selector}").first if step.selector else None
+    async def _take(self, step: Step, limit_ms: float) -> None:
+        element = self._element(step.element)
         match step.action, element:
             case "wait", _:
-                await asyncio.sleep(min(step.seconds, MAX_STEP_S))
+                await asyncio.sleep(step.wait)
                 return
             case "wait_for", Locator():
                 await element.wait_for(state="attached", timeout=limit_ms)
                 return
             case "click", Locator():
-                await self._click(element, min(step.times, MAX_TIMES), limit_ms)
+                await self._click(element, step.repeats, limit_ms)
                 return
             case "scroll", _:
-                await self._scroll(element, min(step.times, MAX_TIMES), limit_ms)
+                await self._scroll(element, step.repeats, limit_ms)
                 return
             case "fill", Locator():
-                await element.fill(step.value, timeout=limit_ms)
+                await element.fill(step.value or "", timeout=limit_ms)
             case "press", Locator():
-                await element.press(step.value, timeout=limit_ms)
+                await element.press(step.press, timeout=limit_ms)
             case "press", _:
-                await self._tab.keyboard.press(step.value)
-            case _:
-                raise Error("it needs a selector")
+                await self._tab.keyboard.press(step.press)
         await self._settle()
+
+    def _element(self, selector: str) -> Locator | None:
+        """Return the first element that a selector finds."""
+        if not selector:
+            return None
+        return self._tab.locator("css=" + _CONTAINS.sub(r":has-text(\1)", selector)).first
 
     async def _click(self, element: Locator, times: int, limit_ms: float) -> None:
         """Click until the element is gone or disabled, or until a click changes nothing."""

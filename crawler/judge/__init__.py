@@ -65,6 +65,8 @@ FAILURES = {
     "needs_browser": _SOON,
     "browser_crashed": _SOON,
     "page_crashed": _SOON,
+    # What a step waits for may only be late.
+    "step_failed": _SOON,
     "http_408": _SOON,
     "http_425": _SOON,
     "dns": _LATER,

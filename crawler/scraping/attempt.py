@@ -18,7 +18,7 @@ from crawler import urls
 from crawler.errors import FetchError, InputError, NotNow, SigningIn
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import MAX_REDIRECTS, USER_AGENT, Request, RequestHook, redirect_of
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
 from crawler.fetch.robots import MAX_BYTES, Robots, sitemap_lines
 from crawler.fetch.session import LiveSession
 from crawler.judge import Verdict, decided
@@ -47,6 +47,7 @@ from crawler.models import (
     Task,
     TaskStatus,
 )
+from crawler.render_options import RenderOptions
 from crawler.resilience import retry_after, retry_delay
 from crawler.scraping import file_fetch, form_fetch, scope
 from crawler.scraping.examine import (
@@ -122,12 +123,16 @@ class PageFetch:
         robots: Robots,
         budget: Budget,
         rule: RateRule,
+        asked: RenderOptions,
     ) -> None:
-        """With `render`, a browser fetches the page."""
+        """With `render`, a browser fetches the page, and does with it what is asked."""
         self._task, self._site, self._how = task, site, how
         self._send, self._render, self._gate, self._robots = send, render, gate, robots
+        self._asked = asked
         self.rendering: Rendering | None = None
         """How the page was rendered that was fetched last."""
+        self.step_failed = ""
+        """Why a step could not be taken on it."""
         self._plain = Request(
             url=task.url,
             loopback=task.loopback,
@@ -204,9 +209,10 @@ class PageFetch:
         if not self._plain.follow:
             within = partial(_only_to, self._task.url, hook)
         try:
-            rendered = await render(self._plain, within, RenderOptions())
+            rendered = await render(self._plain, within, self._asked)
         except _LedElsewhereError as error:
             return _redirect(self._task.url, error.url)
+        self.step_failed = rendered.step_failed
         response, budget = rendered.response, self._plain.budget
         if not is_html(response.header("content-type"), response.body):
             return response
@@ -372,7 +378,11 @@ class Attempt:
         self._task, self._site, self._how = task, site, how
         self._has_browser = render is not None
         fetcher = how.options.fetcher or site.fetcher
-        self._needs = needed(task, fetcher, was_learned)
+        if how.options.needs == BROWSER:
+            fetcher = "browser"
+        asked = site.rendering_of(task.url, how.options)
+        self._is_forced = asked.needs_browser and how.options.fetcher != HTTP
+        self._needs = needed(task, "browser" if self._is_forced else fetcher, was_learned)
         self._gate, self._budget, self._stored_page = gate, budget, stored_page
         self._clock, self._jitter = clock, jitter
         self._finder: LinkFinder | None = None
@@ -398,6 +408,7 @@ class Attempt:
             robots=robots,
             budget=budget,
             rule=self._outcome.rule,
+            asked=asked,
         )
 
     async def run(self, limit_s: float | None = None) -> Outcome:
@@ -482,6 +493,7 @@ class Attempt:
             else:
                 parsed = await self._examine(page)
                 walled = parsed.verdict.name == "login_wall"
+                parsed = self._with_steps(parsed)
             if walled and door and await door.enter_again(sign_ins):
                 await self._read_page(sign_ins + 1, anew)
                 return
@@ -491,11 +503,18 @@ class Attempt:
                 await self._read_page(sign_ins, anew=True)
                 return
             self._keep_form_session(parsed.followed.links)
-            if self._outcome.fetcher == "auto" and await self._learn(page, parsed.verdict):
+            if self._learns and await self._learn(page, parsed.verdict):
                 return
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         if door and not walled:
             door.note_useful()
+
+    def _with_steps(self, parsed: ParsedPage) -> ParsedPage:
+        """Fail a good page on which a step could not be taken: without it, something is missing."""
+        problem = self._page_fetch.step_failed
+        if not problem or not parsed.verdict.completed:
+            return parsed
+        return ParsedPage(verdict=decided("step_failed", problem))
 
     async def _examine(self, page: Page) -> ParsedPage:
         """Judge and parse a page within the budget."""
@@ -510,6 +529,11 @@ class Attempt:
             # What the tags of a page divide, a record may join again.
             parsed = await self._budget.work(hide_in_parsed, parsed, redactor)
         return parsed
+
+    @property
+    def _learns(self) -> bool:
+        """Whether it is left to the page what fetches it."""
+        return self._outcome.fetcher == "auto" and not self._is_forced
 
     async def _learn(self, page: Page, verdict: Verdict) -> bool:
         """Note whether a page needs a browser; True if this one is left to one, which counts as an
@@ -754,7 +778,7 @@ class Attempt:
             self._note(status=TaskStatus.COMPLETED, **_found_by(parsed), **made)
             return
         message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
-        if verdict.name in file_fetch.REFUSALS:
+        if verdict.name in (*file_fetch.REFUSALS, "step_failed"):
             message = verdict.evidence[0]
         elif not verdict.name.startswith("http_"):
             message += f", and the page is: {verdict.name.replace('_', ' ')}"

@@ -19,7 +19,8 @@ import msgspec
 
 from crawler.config import interval
 from crawler.errors import InputError, UsageError
-from crawler.models import RENDERED, Fetcher, Page, RateRule
+from crawler.models import BROWSER, HTTP, RENDERED, Fetcher, JobOptions, Page, RateRule
+from crawler.render_options import RenderOptions
 from crawler.sites import crawlfile, fieldfile, scrapers, secret_files, sitefile, yamlfile
 from crawler.sites.crawlfile import CrawlSettings, PageKind
 from crawler.sites.fieldfile import Field
@@ -65,6 +66,20 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
     def encoding_of(self, page: Page) -> str | None:
         """Return the charset that the site's file names for a page; a rendered one is UTF-8."""
         return None if page.header(RENDERED) else self.encoding
+
+    def rendering_of(self, url: str, job: JobOptions) -> RenderOptions:
+        """Return what a browser does with a page: by its job, its entry of `pages`, its site."""
+        kind = self.kind_of(url)
+        found = kind.browser.over(self.browser) if kind else self.browser
+        return job.browser.over(found) if job.browser else found
+
+    @property
+    def fetchers(self) -> set[Fetcher]:
+        """What fetches its pages."""
+        asked = (self.browser, *(kind.browser for kind in self.pages))
+        if any(options.needs_browser for options in asked):
+            return {self.fetcher, "browser"}
+        return {self.fetcher}
 
     def __repr__(self) -> str:
         """Hide the values of headers, which may be secrets."""
@@ -136,7 +151,8 @@ class Sites:
     @property
     def fetchers(self) -> set[Fetcher]:
         """What fetches the pages of all sites."""
-        return {each.site.fetcher for each in (self._default, *self._named.values())}
+        every = (self._default, *self._named.values())
+        return {fetcher for each in every for fetcher in each.site.fetchers}
 
     def named(self, name: str) -> Site | None:
         """Return the site whose file has that name."""
@@ -455,6 +471,7 @@ def _described(
     _check_required(described)
     _check_listings(described)
     _check_files(described)
+    _check_browser(described)
     for key, host in needed:
         if not any(_covers(pattern, host) for pattern in values["hosts"]):
             described.refuse(f"the host of {key}, {host}, is not among hosts", key)
@@ -513,6 +530,13 @@ def _check_files(described: _Described) -> None:
             described.refuse(f"files: there is no field {name[:60]!r}{hint}", "files")
 
 
+def _check_browser(described: _Described) -> None:
+    """Refuse what only a browser can do where nothing but HTTP is to be used."""
+    if described.own.get("fetcher") == HTTP and BROWSER in described.site.fetchers:
+        reason = "browser asks for what only a browser can do, and fetcher is http"
+        described.refuse(f"{reason}; take it out, or write auto", "fetcher")
+
+
 def _covers(pattern: str, host: str) -> bool:
     return pattern == host or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
@@ -563,7 +587,7 @@ def _is_structured(given: bool | None, fields: dict[str, Field]) -> bool:
 def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge settings; those that are mappings are merged key by key."""
     merged = below | above
-    for key in ("retry", "fields"):
+    for key in ("retry", "fields", "browser"):
         merged[key] = below[key] | above.get(key, {})
     headers = above.get("headers", {})
     replaced = {name.lower() for name in headers}

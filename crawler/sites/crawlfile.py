@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from crawler.errors import UrlError
+from crawler.render_options import PASSWORD, RenderOptions
+from crawler.sites.browserfile import checked_browser
 from crawler.sites.fieldfile import (
     Field,
     checked_css,
@@ -41,7 +43,6 @@ from crawler.sites.yamlfile import (
 MAX_STARTS, MAX_RULES, MAX_FORM_VALUES, MAX_FORM_VALUE = 10_000, 100, 200, 10_000
 _SECRET = re.compile(r"\$([a-z_][a-z0-9_]{0,99})", re.IGNORECASE | re.ASCII)
 _LOOKS_SECRET = re.compile(r"\$[a-z_]", re.IGNORECASE | re.ASCII)
-_PASSWORD = re.compile(r"^pass$|passw|passphrase|passcode|pwd|kennwort|парол", re.IGNORECASE)
 _PARAMETER = re.compile(r"[^\s&=#?]{1,100}")
 _WAYS = ("next", "parameter", "path", "cursor", "postback")
 _NUMBERED = ("parameter", "path")
@@ -143,6 +144,7 @@ class PageKind(msgspec.Struct, frozen=True, kw_only=True):
     required: tuple[str, ...] = ()
     validate: str | None = None
     structured: Boolean | None = None  # as in the site's file; if not set: where fields are not
+    browser: RenderOptions = RenderOptions()  # goes before that of the site
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +316,7 @@ def _form_values(of_login: bool, node: Node) -> dict[str, str]:
         if of_login and PLACEHOLDER.search(value.text):
             reason = "a login is the same for all rows: it has no columns"
             raise Wrong(f"values: {name[:60]}: {reason}", line)
-        if of_login and _PASSWORD.search(name) and not _SECRET.fullmatch(value.text):
+        if of_login and PASSWORD.search(name) and not _SECRET.fullmatch(value.text):
             reason = "a password has no place in this file; write $password, a secret of the job"
             raise Wrong(f"values: {name[:60]}: {reason}", line)
     return values
@@ -471,6 +473,7 @@ _RULE_CHECKS: Checks = {
     "fields": checked_fields,
     "required": _names,
     "validate": checked_schema,
+    "browser": lambda node: RenderOptions(**checked_browser(node)),
 }
 _PAGINATION_CHECKS: Checks = {
     "next": text_check("next", checked_css),

@@ -12,6 +12,8 @@ from msgspec import Meta
 from crawler.config import DEFAULT_RATE, interval
 from crawler.errors import InputError, UrlError
 from crawler.models import Fetcher
+from crawler.render_options import DEFAULT_BLOCK, RenderOptions
+from crawler.sites.browserfile import checked_browser
 from crawler.sites.fieldfile import (
     Field,
     checked_fields,
@@ -74,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     respect_robots: Boolean = True
     headers: tuple[tuple[str, str], ...] = ()
     fetcher: Fetcher = "http"
+    browser: RenderOptions = RenderOptions(block=DEFAULT_BLOCK)
     url_template: str | None = None
     encoding: str | None = None  # the charset of every page, whatever pages and their headers say
     locale: str | None = None
@@ -263,6 +266,7 @@ _CHECKS: Checks = {
     "rate": text_check("rate", _rate),
     "concurrency": text_check("concurrency", _concurrency),
     "retry": _retry,
+    "browser": checked_browser,
     "headers": _headers,
     "url_template": text_check("url_template", _template),
     "encoding": text_check("encoding", _encoding),

@@ -14,9 +14,10 @@ from crawler.db.store import HELD
 from crawler.errors import FetchError, GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.http import Request, RequestHook
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
 from crawler.fetch.robots import Robots
 from crawler.models import BROWSER, Outcome, RateRule, Task, TaskStatus
+from crawler.render_options import RenderOptions
 from crawler.scraping.attempt import BROWSER_CRASHED, Attempt, Fetch, Render
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites.live import LiveSites

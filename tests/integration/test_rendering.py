@@ -24,8 +24,9 @@ from crawler.fetch import browser_process
 from crawler.fetch.browser import BrowserLimits
 from crawler.fetch.browser_page import PageLimits
 from crawler.fetch.egress import Egress, parse_proxy
-from crawler.fetch.rendering import Rendered, Step
+from crawler.fetch.rendering import Rendered
 from crawler.fetch.session import Cookie, LiveSession, Session
+from crawler.render_options import Step
 from tests.integration.test_browser import listener
 from tests.support.browser import Renderer, family
 from tests.support.pages import Answer, Pages
@@ -357,12 +358,12 @@ def test_headers_and_cookies_of_the_session_go_to_their_own_origin(
 def test_steps_are_taken_until_they_bring_nothing(renderer: Renderer, site: ScriptSite) -> None:
     """A button is clicked until it is gone, and a page is scrolled until it no longer grows."""
     steps = (
-        Step(action="click", selector=".more", times=20),
-        Step(action="fill", selector="#name", value="mill"),
-        Step(action="press", selector="#name", value="Enter"),
-        Step(action="scroll", times=20),
-        Step(action="wait_for", selector="li:nth-child(7)"),
-        Step(action="wait", seconds=0.01),
+        Step(click=".more:contains('More')", times=20),
+        Step(fill="#name", value="mill"),
+        Step(press="Enter", selector="#name"),
+        Step(scroll=20),
+        Step(wait_for="li:nth-child(7)"),
+        Step(wait=0.01),
     )
     body = renderer.render(f"{site.url}/more", wait_for=".more", steps=steps).page.body
     shown = body.partition(b'<ul id="list">')[2].partition(b"</ul>")[0]
@@ -373,16 +374,13 @@ def test_steps_are_taken_until_they_bring_nothing(renderer: Renderer, site: Scri
 
 
 def test_a_step_that_fails_is_named(renderer: Renderer, site: ScriptSite) -> None:
-    """By its number, its action and its selector."""
-    steps = (
-        Step(action="click", selector=".more"),
-        Step(action="click", selector=".gone", seconds=0.2),
+    """By its number, its action and its selector; the page is there as the step before left it."""
+    steps = (Step(click=".more"), Step(click=".gone", seconds=0.2))
+    found = renderer.render(f"{site.url}/more", steps=steps)
+    assert found.step_failed == (
+        "step 2 (click .gone): there is no such element that it can be done with within 0.2 s"
     )
-    error = failure(renderer.start(f"{site.url}/more", steps=steps))
-    assert (error.reason, error.message) == (
-        "step_failed",
-        "step 2 (click .gone): there is no such element that it can be done with within 0.2 s",
-    )
+    assert b"<li>2</li>" in found.page.body
 
 
 def test_failures_have_the_words_of_the_http_client(renderer: Renderer, site: ScriptSite) -> None:

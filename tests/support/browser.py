@@ -17,7 +17,8 @@ import uvloop
 
 from crawler.fetch.browser import Browser
 from crawler.fetch.http import Request, RequestHook
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
+from crawler.render_options import RenderOptions
 
 T = TypeVar("T")
 

@@ -14,10 +14,11 @@ from crawler.db.store import HELD
 from crawler.errors import FetchError
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Request, RequestHook
-from crawler.fetch.rendering import Rendered, RenderOptions
+from crawler.fetch.rendering import Rendered
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions, Outcome, Page, TaskStatus
+from crawler.render_options import RenderOptions
 from crawler.resilience.memory import MemoryPermit
 from crawler.scraping.attempt import BROWSER_CRASHED, Render
 from crawler.sites.live import LiveSites
