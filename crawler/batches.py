@@ -21,6 +21,7 @@ from crawler.files import session_path
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Fetcher, Job, JobOptions, NewTask, TaskStatus
 from crawler.page_formats import ERRORS, PageFormats, PageToConvert, check_formats
+from crawler.render_options import RenderOptions
 
 MAX_URLS = 100_000
 """URLs of one call, which go into the ledger in one commit."""
@@ -45,8 +46,16 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ignore_robots: bool = False
     fetcher: Fetcher | None = None
     """What fetches the pages, if it is not what the files of the sites say."""
+    browser: RenderOptions | None = None
+    """What a browser does with the pages; goes before what the files of the sites say."""
     queue: Literal["urgent", "default"] = "default"
     priority: Annotated[int, Meta(ge=1, le=9)] = 5
+
+    @property
+    def of_job(self) -> JobOptions:
+        """Those that the job of the session has."""
+        names = ("rate", "ignore_robots", "fetcher", "browser")
+        return JobOptions(**{name: getattr(self, name) for name in names})
 
 
 Note = Callable[[LocalPersistenceManager, Job], None]
@@ -97,6 +106,10 @@ def submit(
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
     if options.rate is not None and (problem := config.bad_rate(options.rate)):
         raise UsageError(f"options: rate: {problem}")
+    if options.browser:
+        from crawler.sites.browserfile import check_browser  # most programs need no sites
+
+        check_browser(options.browser, options.fetcher)
     check_formats(_made_of_pages(options.formats))
     headers = tuple(options.headers.items())
     session = Session(headers=headers)
@@ -107,9 +120,7 @@ def submit(
         checksum=checksum(given),
         direct=direct,
         queue=options.queue,
-        options=JobOptions(
-            rate=options.rate, ignore_robots=options.ignore_robots, fetcher=options.fetcher
-        ),
+        options=options.of_job,
         shown=shown(options),
     )
     tasks, rejected, found = _rows(given, options.priority)

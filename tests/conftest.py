@@ -28,6 +28,7 @@ not to begin last."""
 IN_A_BROWSER = [
     "integration/test_browser.py",
     "integration/test_browser_pages.py",
+    "integration/test_browser_steps.py",
     "integration/test_rendering.py",
 ]
 collect_ignore = [] if browser.chromium() else IN_A_BROWSER

@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from crawler import urls
+from crawler import render_options, urls
 from crawler.api.intake import SESSION_ID, NewWebhook
 from crawler.api.limits import MAX_URLS
 from crawler.batches import BatchOptions, Format
 from crawler.fetch.session import MAX_HEADERS
 from crawler.models import Fetcher
+from crawler.render_options import ResourceType
 
 MAX_TIMEOUT_S = 3600.0
 DEFAULT_FORMATS: tuple[Format, ...] = ("record", "text", "html")
@@ -35,6 +36,54 @@ def _whole(value: object) -> object:
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+_Selector = Annotated[str, Field(max_length=render_options.MAX_SELECTOR)]
+_Times = Annotated[int, Field(ge=1, le=render_options.MAX_TIMES), BeforeValidator(_whole)]
+_Seconds = Annotated[float, Field(ge=0.1, le=render_options.MAX_STEP_S, allow_inf_nan=False)]
+
+
+class Step(_Body):
+    """One thing to do on a page: one of `wait_for`, `click`, `fill`, `press`, `scroll` and `wait`,
+    and what goes with it."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"click": ".more", "times": 20}})
+
+    wait_for: _Selector | None = None
+    click: _Selector | None = None
+    fill: _Selector | None = None
+    press: Annotated[
+        Annotated[str, Field(max_length=render_options.MAX_KEY)] | None,
+        Field(description="A key, such as `Enter`."),
+    ] = None
+    scroll: Annotated[
+        _Times | _Selector | None, Field(description="How often, or an element that is scrolled.")
+    ] = None
+    wait: Annotated[_Seconds | None, Field(description="Seconds.")] = None
+    value: Annotated[
+        Annotated[str, Field(max_length=render_options.MAX_VALUE)] | None,
+        Field(description="What is filled in. No password: it is stored."),
+    ] = None
+    selector: Annotated[_Selector | None, Field(description="What gets the key.")] = None
+    times: Annotated[
+        _Times | None, Field(description="How often at most to click or to scroll.")
+    ] = None
+    seconds: Annotated[
+        _Seconds | None, Field(description="How long to wait for the element, by default 10.")
+    ] = None
+
+
+class Browser(_Body):
+    """What a browser does with pages. What is left out is as in the files of the sites."""
+
+    wait_for: Annotated[
+        _Selector | None, Field(description="CSS of an element that says that a page is ready.")
+    ] = None
+    block: Annotated[
+        Annotated[list[ResourceType], Field(max_length=10)] | None,
+        Field(description="What is not loaded."),
+    ] = None
+    steps: Annotated[list[Step], Field(max_length=render_options.MAX_STEPS)] | None = None
 
 
 class Options(_Body):
@@ -63,6 +112,7 @@ class Options(_Body):
         Fetcher | None,
         Field(description="What fetches pages; `auto`: a browser where a page needs one."),
     ] = None
+    browser: Browser | None = None
     queue: Literal["urgent", "default"] = "default"
     priority: Annotated[
         int, Field(ge=1, le=9, description="1 first, 9 last."), BeforeValidator(_whole)
@@ -70,7 +120,7 @@ class Options(_Body):
 
     def as_batch_options(self) -> BatchOptions:
         """The same as the package has it."""
-        return msgspec.convert(self.model_dump(), BatchOptions)
+        return msgspec.convert(self.model_dump(exclude_none=True), BatchOptions)
 
 
 class Webhook(_Body):

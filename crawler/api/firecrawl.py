@@ -265,7 +265,8 @@ class _Dialect:
 
     async def scrape(self, request: Request, client: CurrentClient, body: ScrapeBody) -> Response:
         """Fetch a page and return its document; with `maxAge`, a stored page may do."""
-        how = understand(body, kind="scrape")
+        has_browser = service_of(request).has_browser
+        how = await run_in_threadpool(understand, body, kind="scrape", has_browser=has_browser)
         jobs = self.jobs(request)
         stored = await run_in_threadpool(jobs.stored_page, client.name, body, how)
         if stored:
@@ -288,7 +289,7 @@ class _Dialect:
         self, request: Request, client: CurrentClient, body: BatchBody, key: Key = ""
     ) -> Response:
         """Fetch many pages as a job."""
-        how = understand(body, kind="batch")
+        how = understand(body, kind="batch", has_browser=service_of(request).has_browser)
         batch, warning = self.jobs(request).batch(client, body, how, key)
         invalid = {"invalidURLs": invalid_urls(body.urls)} if body.ignore_invalid_urls else {}
         return _begun(request, "batch/scrape", batch, warning, invalid)
@@ -299,7 +300,8 @@ class _Dialect:
         """Crawl a site as a job: its links and sitemaps are followed."""
         if body.ignore_robots_txt and not client.is_operator:
             raise Forbidden("ignoreRobotsTxt: only the operator of this server may decide that")
-        how = understand(body.scrape_options, body, kind="crawl")
+        has_browser = service_of(request).has_browser
+        how = understand(body.scrape_options, body, kind="crawl", has_browser=has_browser)
         batch, warning = self.jobs(request).crawl(client, body, how, key)
         return _begun(request, "crawl", batch, warning, {})
 

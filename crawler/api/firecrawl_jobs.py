@@ -29,7 +29,7 @@ from crawler.db.batches import Batch
 from crawler.db.results import iso
 from crawler.errors import CrawlerError, UrlError, UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions, TaskStatus
+from crawler.models import Job, TaskStatus
 from crawler.scraping.scope import ending
 
 REPEAT_S = 30
@@ -159,7 +159,7 @@ class Jobs:
             "limit": body.limit,
             "sitemap": body.sitemap,
         }
-        distributed = self._service.has_workers()
+        distributed = self._service.has_workers(how.options.of_job.needs)
         notes = self._notes("crawl", body, how, [body.url]) | shown(how.options)
         notes["url"] = urls.without_credentials(body.url)
         with self._service.intake.room(client, id_, body.limit):
@@ -168,7 +168,7 @@ class Jobs:
                 client.name,
                 id_,
                 body.url,
-                JobOptions(ignore_robots=body.ignore_robots_txt),
+                how.options.of_job,
                 scope,
                 delay_s=body.delay or 0.0,
                 headers=how.options.headers,
@@ -194,7 +194,7 @@ class Jobs:
         def keep(lpm: LocalPersistenceManager, job: Job) -> None:
             lpm.batches.keep_notes(job, notes)
 
-        distributed = self._service.has_workers()
+        distributed = self._service.has_workers(how.options.of_job.needs)
         with self._service.intake.room(client, id_, len(given)):
             self._backend.accept(client.name, id_, given, how.options, distributed, keep)
         return self._existing(client.name, id_)
@@ -202,7 +202,8 @@ class Jobs:
     def _notes(
         self, kind: Kind, body: Request, how: Understood, given: Sequence[str]
     ) -> dict[str, Any]:
-        is_plain = not how.options.headers and not any(map(urls.credentials, given))
+        is_changed = how.options.headers or how.options.browser
+        is_plain = not is_changed and not any(map(urls.credentials, given))
         return {"v2": kind, "request": _digest(kind, body), "is_plain": is_plain, **how.notes}
 
     def _lock_of(self, text: str) -> threading.Lock:
@@ -299,7 +300,8 @@ class Jobs:
     def stored_page(self, client: str, body: ScrapeBody, how: Understood) -> dict[str, Any] | None:
         """A page that this client has collected within its `maxAge`; None if it is to be
         fetched."""
-        if not body.max_age or how.options.headers or urls.credentials(body.url):
+        is_changed = how.options.headers or how.options.browser
+        if not body.max_age or is_changed or urls.credentials(body.url):
             return None
         address = self.check(body.url)
         since = time.time() - body.max_age / 1000

@@ -6,14 +6,16 @@ refused. One without effect here is accepted with a warning.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from crawler.api.firecrawl_actions import Actions, Milliseconds, steps_of
 from crawler.batches import BatchOptions, Format
 from crawler.errors import UsageError
+from crawler.render_options import RenderOptions, Step
 
 EXAMPLE_URL = "https://example.com/"
 MAX_URLS = 10_000
@@ -50,15 +52,13 @@ _FORMATS: dict[str, Format] = {
 }
 """The formats that there are, and what results call them."""
 _BY_MODEL = "needs a language model, which this server does not have"
-_BY_BROWSER = "needs a browser, and pages are fetched without one"
+_NO_BROWSER = "it needs a browser, and this server has none"
 _WHY_NO_FORMAT = {
     "json": _BY_MODEL,
     "summary": _BY_MODEL,
     "query": _BY_MODEL,
     "question": _BY_MODEL,
     "highlights": _BY_MODEL,
-    "screenshot": _BY_BROWSER,
-    "screenshot@fullPage": _BY_BROWSER,
     "changeTracking": "is not there; `listings changes` has the changes of sites with a file",
 }
 
@@ -122,6 +122,8 @@ class ScrapeOptions(Request):
     max_age: Annotated[int, Field(ge=0)] | None = None
     timeout: Annotated[int, Field(ge=1000, le=MAX_WAIT_MS)] | None = None
     remove_base64_images: bool | None = None
+    wait_for: Milliseconds | None = None
+    actions: Actions | None = None
     # Without effect here, and nobody is worse off.
     block_ads: bool | None = None
     fast_mode: bool | None = None
@@ -130,7 +132,6 @@ class ScrapeOptions(Request):
     # Without effect here, with a warning.
     include_tags: list[Text] | None = None
     exclude_tags: list[Text] | None = None
-    wait_for: Annotated[int, Field(ge=0)] | None = None
     mobile: bool | None = None
     parsers: list[Text | dict[str, Any]] | None = None
     location: dict[str, Any] | None = None
@@ -144,7 +145,6 @@ class ScrapeOptions(Request):
     domain_tools: bool | None = None
     tool_detail: Text | None = None
     # Refused.
-    actions: list[dict[str, Any]] | None = None
     lockdown: bool | None = None
     redact_pii: bool | dict[str, Any] | None = Field(default=None, alias="redactPII")
     check_prompt_injection: bool | None = None
@@ -222,7 +222,6 @@ class MapBody(Request):
 
 
 REFUSED = {
-    "actions": f"clicking and typing {_BY_BROWSER}",
     "lockdown": "this server has no cache that answers without fetching; use maxAge",
     "redactPII": "this server does not redact pages",
     "checkPromptInjection": "this server does not check pages for that",
@@ -235,14 +234,13 @@ REFUSED = {
 _NO_EFFECT = {
     "includeTags": "pages are converted as a whole, or by their main content",
     "excludeTags": "pages are converted as a whole, or by their main content",
-    "waitFor": _BY_BROWSER,
-    "mobile": _BY_BROWSER,
+    "mobile": "pages are shown as on a large screen",
     "parsers": "files such as PDF are stored as they are",
     "location": "pages are fetched from where this server is",
     "skipTlsVerification": "certificates are always checked",
     "useMock": "this server has no recorded pages",
     "minAge": "only maxAge chooses between a stored and a new page",
-    "profile": _BY_BROWSER,
+    "profile": "each page has a browser of its own",
     "auditMetadata": "this server sends no audit log",
     "domainTools": "this server has no such service",
     "toolDetail": "this server has no such service",
@@ -279,7 +277,12 @@ class Understood(NamedTuple):
         }
 
 
-def understand(scrape: ScrapeOptions | None, *bodies: Request, kind: str) -> Understood:
+def understand(
+    scrape: ScrapeOptions | None,
+    *bodies: Request,
+    kind: str,
+    has_browser: Callable[[], bool] = lambda: False,
+) -> Understood:
     """Return what a request means; raises `UsageError` for what is refused."""
     scrape = scrape or ScrapeOptions()
     given: dict[str, Any] = {}
@@ -289,15 +292,29 @@ def understand(scrape: ScrapeOptions | None, *bodies: Request, kind: str) -> Und
         if given.get(name):
             raise UsageError(f"{name} is not supported: {why}")
     formats, warnings = _formats(scrape)
-    warnings += _warnings(given, kind)
+    steps, more = _steps(scrape, has_browser)
+    warnings += [*_warnings(given, kind), *more]
     wanted = dict.fromkeys(_FORMATS[name] for name in formats)
     options = BatchOptions(
         formats=("record", *wanted),
         only_main_content=scrape.only_main_content is not False,
         headers=scrape.headers or {},
+        browser=RenderOptions(steps=steps) if steps else None,
         ignore_robots=bool(given.get("ignoreRobotsTxt")),
     )
     return Understood(options, formats, tuple(warnings), scrape.remove_base64_images is False)
+
+
+def _steps(
+    scrape: ScrapeOptions, has_browser: Callable[[], bool]
+) -> tuple[tuple[Step, ...], list[str]]:
+    """Return what a browser is to do, and warnings. Without one, only waiting is left out."""
+    steps, warnings = steps_of(scrape.wait_for or 0, scrape.actions or ())
+    if not steps or has_browser():
+        return steps, warnings
+    if scrape.actions:
+        raise UsageError(f"actions is not supported: {_NO_BROWSER}")
+    return (), [f"waitFor has no effect: {_NO_BROWSER}"]
 
 
 def _formats(scrape: ScrapeOptions) -> tuple[tuple[str, ...], list[str]]:

@@ -253,8 +253,8 @@ async def scrape(
     except UrlError as error:
         raise ApiError(400, "bad_url", f"url: {error}") from None
     service = service_of(request)
-    distributed = await run_in_threadpool(service.has_workers)
     options = body.options.as_batch_options()
+    distributed = await run_in_threadpool(service.has_workers, options.of_job.needs)
     if distributed:
         options = msgspec.structs.replace(options, queue="urgent", priority=1)
     call = NewCall(

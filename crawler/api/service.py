@@ -13,6 +13,8 @@ from crawler.api.webhooks import Deliverer
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.errors import ServiceError
+from crawler.fetch.browser_process import lacking
+from crawler.models import BROWSER, HTTP
 from crawler.stack import read_stack, redis_address
 
 
@@ -70,9 +72,17 @@ class Service:
         found = owners.workers(self.settings.data_dir / "run" / "owners")
         return sum(map(len, found.values()))
 
-    def has_workers(self) -> bool:
+    def has_workers(self, needs: str = HTTP) -> bool:
         """Whether workers would fetch a page at once."""
-        return self.workers() > 0 and self.has_redis()
+        if needs != BROWSER:
+            return self.workers() > 0 and self.has_redis()
+        living = owners.living(self.settings.data_dir / "run" / "owners")
+        serve = any(BROWSER in note.about.get("queues", ()) for note in living)
+        return serve and self.has_redis()
+
+    def has_browser(self) -> bool:
+        """Whether pages could be rendered: by workers, or by a process of this machine."""
+        return not lacking(self.settings.browser_path) or self.has_workers(BROWSER)
 
     def distributed_status(self) -> dict[str, Any]:
         """Whether workers would fetch a distributed batch."""

@@ -22,7 +22,7 @@ from crawler.files import commit
 from crawler.locks import is_locked, try_lock
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import BROWSER, Job, JobOptions, NewTask
+from crawler.models import BROWSER, HTTP, Job, JobOptions, NewTask
 from crawler.sites import Sites
 
 INPUT = "input"
@@ -232,10 +232,10 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
 
 def _with_needs(tasks: Iterable[NewTask], sites: Sites, how: JobOptions) -> Iterator[NewTask]:
     """Note which pages surely need a browser, so that no other worker claims them first."""
-    asked = how.fetcher is None and BROWSER in sites.fetchers
+    asked = how.fetcher != HTTP and BROWSER in sites.fetchers
     for task in tasks:
         needs = how.needs
-        if asked and sites.of(task.address.url).fetcher == BROWSER:
+        if asked and sites.of(task.address.url).fetcher_of(task.address.url, how) == BROWSER:
             needs = BROWSER
         yield msgspec.structs.replace(task, needs=needs) if needs == BROWSER else task
 

@@ -381,6 +381,7 @@ def finish_attempt(
     task, final = outcome.task, outcome.status is not TaskStatus.PENDING
     failed = outcome.error_type is not None and outcome.charge
     attempted = failed or (bool(outcome.sent) and not outcome.shortage)
+    needs = BROWSER if outcome.rendering else outcome.needs or task.needs
     live = db.all(
         """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?,
                not_before = ?, deaths = iif(?, 0, deaths), owner = NULL,
@@ -389,7 +390,7 @@ def finish_attempt(
            WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
         (outcome.status, attempted, failed, outcome.not_before, final or failed, final,
          outcome.error_type, storable(outcome.error_message), now if final else None,
-         outcome.needs or task.needs, task.id, task.fence),
+         needs, task.id, task.fence),
     )  # fmt: skip
     if not live:
         return None

@@ -379,10 +379,9 @@ class Attempt:
         self._has_browser = render is not None
         fetcher = how.options.fetcher or site.fetcher
         if how.options.needs == BROWSER:
-            fetcher = "browser"
-        asked = site.rendering_of(task.url, how.options)
-        self._is_forced = asked.needs_browser and how.options.fetcher != HTTP
-        self._needs = needed(task, "browser" if self._is_forced else fetcher, was_learned)
+            fetcher = "browser"  # for all pages of the job
+        self._fetcher = site.fetcher_of(task.url, how.options)
+        self._needs = needed(task, self._fetcher, was_learned)
         self._gate, self._budget, self._stored_page = gate, budget, stored_page
         self._clock, self._jitter = clock, jitter
         self._finder: LinkFinder | None = None
@@ -408,7 +407,7 @@ class Attempt:
             robots=robots,
             budget=budget,
             rule=self._outcome.rule,
-            asked=asked,
+            asked=site.rendering_of(task.url, how.options),
         )
 
     async def run(self, limit_s: float | None = None) -> Outcome:
@@ -503,7 +502,7 @@ class Attempt:
                 await self._read_page(sign_ins, anew=True)
                 return
             self._keep_form_session(parsed.followed.links)
-            if self._learns and await self._learn(page, parsed.verdict):
+            if self._fetcher == "auto" and await self._learn(page, parsed.verdict):
                 return
             self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         if door and not walled:
@@ -529,11 +528,6 @@ class Attempt:
             # What the tags of a page divide, a record may join again.
             parsed = await self._budget.work(hide_in_parsed, parsed, redactor)
         return parsed
-
-    @property
-    def _learns(self) -> bool:
-        """Whether it is left to the page what fetches it."""
-        return self._outcome.fetcher == "auto" and not self._is_forced
 
     async def _learn(self, page: Page, verdict: Verdict) -> bool:
         """Note whether a page needs a browser; True if this one is left to one, which counts as an

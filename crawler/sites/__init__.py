@@ -73,9 +73,15 @@ class Site(CrawlSettings, frozen=True, kw_only=True):
         found = kind.browser.over(self.browser) if kind else self.browser
         return job.browser.over(found) if job.browser else found
 
+    def fetcher_of(self, url: str, job: JobOptions) -> Fetcher:
+        """Return what fetches a page: a browser, if something is wanted that only one can do."""
+        if job.fetcher != HTTP and self.rendering_of(url, job).needs_browser:
+            return "browser"
+        return job.fetcher or self.fetcher
+
     @property
     def fetchers(self) -> set[Fetcher]:
-        """What fetches its pages."""
+        """What fetches its pages, by its file."""
         asked = (self.browser, *(kind.browser for kind in self.pages))
         if any(options.needs_browser for options in asked):
             return {self.fetcher, "browser"}

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from crawler.errors import UsageError
+from crawler.models import HTTP, Fetcher
 from crawler.render_options import (
     ACTIONS,
     MAX_STEPS,
@@ -30,11 +31,12 @@ from crawler.sites.yamlfile import (
     text_check,
 )
 
-_KEYS = (
+_NAMED = (
     "Enter", "Tab", "Escape", "Space", "Backspace", "Delete", "Insert", "Home", "End", "PageUp",
     "PageDown", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", *(f"F{n}" for n in range(1, 13)),
 )  # fmt: skip
-_KEY = re.compile(r"(?:(?:Shift|Control|Alt|Meta)\+)*(.|[A-Z][A-Za-z0-9]+)", re.DOTALL)
+_KEYS = {name.lower(): name for name in _NAMED}
+_KEY = re.compile(r"((?:(?:Shift|Control|Alt|Meta)\+)*)([!-~]|[A-Za-z0-9]+)")
 
 
 def checked_browser(node: Node) -> dict[str, Any]:
@@ -42,34 +44,40 @@ def checked_browser(node: Node) -> dict[str, Any]:
     return checked(mapping("browser", node), RenderOptions, " in browser", _CHECKS)
 
 
-def check_options(options: RenderOptions) -> None:
-    """Check options that come from a program; raises `UsageError`."""
+def check_browser(options: RenderOptions, fetcher: Fetcher | None) -> None:
+    """Check options of a program; raises `UsageError`."""
+    if fetcher == HTTP and options.needs_browser:
+        raise UsageError("options: browser: a browser is needed, and fetcher is http")
     where = "wait_for"
     try:
         if options.wait_for:
             checked_css(options.wait_for)
         for number, step in enumerate(options.steps or (), 1):
             where = f"step {number}"
-            _check_step(step)
+            check_step(step)
     except ValueError as error:
-        raise UsageError(f"browser: {where}: {error}") from None
+        raise UsageError(f"options: browser: {where}: {error}") from None
 
 
-def _check_step(step: Step) -> None:
+def check_step(step: Step) -> None:
+    """Check a step of a program; raises `ValueError`."""
     if problem := step.problem:
         raise ValueError(problem)
     if step.element:
         checked_css(step.element)
     if step.press:
-        _key(step.press)
+        key_named(step.press)
 
 
-def _key(text: str) -> str:
+def key_named(text: str) -> str:
+    """Return the name of a key, with those that are pressed with it; raises `ValueError`."""
     found = _KEY.fullmatch(text)
-    if found and (len(found[1]) == 1 or found[1] in _KEYS):
+    if found and found[2].lower() in _KEYS:
+        return found[1] + _KEYS[found[2].lower()]
+    if found and len(found[2]) == 1:
         return text
-    near = difflib.get_close_matches(text.title(), _KEYS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "such as Enter, Tab or Control+A"
+    near = difflib.get_close_matches(text.lower(), _KEYS, n=1)
+    hint = f"did you mean {_KEYS[near[0]]}?" if near else "such as Enter, Tab or Control+A"
     raise ValueError(f"{text[:60]!r} is not a key; {hint}")
 
 
@@ -133,7 +141,7 @@ def _value(node: Node) -> str:
 _CHECKS: Checks = {"wait_for": _wait_for, "block": _block, "steps": _steps}
 _STEP_CHECKS: Checks = {
     **{name: text_check(name, checked_css) for name in ("wait_for", "click", "fill", "selector")},
-    "press": text_check("press", _key),
+    "press": text_check("press", key_named),
     "scroll": text_check("scroll", _scroll),
     "wait": text_check("wait", partial(converted, kind=Seconds)),
     "times": text_check("times", partial(converted, kind=Times)),

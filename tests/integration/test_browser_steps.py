@@ -1,0 +1,160 @@
+"""Pages that show what they have after clicks and scrolling: through a site's file, and the API."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crawler import crawls, sites
+from crawler.config import Settings
+from crawler.fetch.browser import Browser
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import MESSAGE_QUEUES
+from crawler.worker import Worker
+from tests.support.api_server import ApiServer
+from tests.support.pages import HTML, Answer, Pages, parcel
+from tests.support.script_site import MORE
+
+HOMES, SHOWN = 60, 10
+LIST = """<!DOCTYPE html><title>Homes</title><h1>All homes of the county, ten at a time</h1>
+<ul id=list></ul><button class=more>More</button>
+<script>
+const more = async () => {
+  const known = document.querySelectorAll('li').length;
+  const homes = await (await fetch('/homes/' + known)).json();
+  for (const n of homes) document.getElementById('list').insertAdjacentHTML('beforeend',
+    `<li class=home style="height: 200px"><a href=/home/${n}>Home ${n}</a></li>`);
+  if (known + homes.length == %d) document.querySelector('.more').remove();
+};
+more();
+const button = document.querySelector('.more');
+%s
+</script>"""
+CLICKED = LIST % (HOMES, "button.onclick = more;")
+SCROLLED = LIST % (
+    HOMES,
+    "new IntersectionObserver(seen => seen[0].isIntersecting && more()).observe(button);",
+)
+FILE = """
+start: [{url}/list, {url}/feed, {url}/broken, {url}/walled]
+rate: none
+retry: {{attempts: 1}}
+follow:
+  - css: .home a
+    role: listing
+pages:
+  - regex: /list
+    role: index
+    browser:
+      steps:
+        - click: .more
+          times: 20
+  - regex: /feed
+    role: index
+    browser:
+      steps:
+        - scroll: 20
+  - regex: /(broken|walled)
+    role: index
+    browser:
+      steps:
+        - click: .gone
+          seconds: 0.1
+  - regex: /home/
+    fields: {{title: h1}}
+"""
+
+
+@pytest.fixture
+def homes() -> Iterator[Pages]:
+    """A site with two lists of the same homes, and two pages without the button."""
+    with Pages() as web:
+        script = {"Content-Type": "application/json"}
+        web.answers = {
+            "/list": Answer(CLICKED),
+            "/feed": Answer(SCROLLED),
+            "/broken": Answer(parcel(1)),
+            "/walled": Answer("<h1>Forbidden</h1>", 403),
+            "/search": Answer(MORE),
+            **{f"/home/{n}": Answer(parcel(n), headers=HTML) for n in range(HOMES)},
+            **{
+                f"/homes/{n}": Answer(json.dumps([*range(n, n + SHOWN)]), headers=script)
+                for n in range(0, HOMES, SHOWN)
+            },
+        }
+        yield web
+
+
+def test_a_crawl_follows_what_steps_have_brought(tmp_path: Path, homes: Pages) -> None:
+    """All homes of a list behind a button, and of one that grows while it is scrolled, come once,
+    without a browser. A step that cannot be taken fails a good page; a refusal is a refusal."""
+    # Given a site's file with steps for its lists
+    (tmp_path / "config" / "sites").mkdir(parents=True)
+    file = tmp_path / "config" / "sites" / "homes.yaml"
+    file.write_text(FILE.format(url=homes.url))
+    settings = Settings(
+        data_dir=tmp_path / "data", config_dir=tmp_path / "config", min_free=0, slice_s=30
+    )
+    job = crawls.begin(settings, crawls.plan_site(sites.load(settings.config_dir), "homes")).job
+
+    # When it is crawled
+    worker = Worker(settings, queues=MESSAGE_QUEUES, browser=Browser.of(settings))
+    try:
+        worker.run_slice("", MESSAGE_QUEUES)
+        worker.finish_pages(60)
+    finally:
+        worker.stop()
+
+    # Then each home was fetched once, by HTTP
+    asked = Counter(path for path in homes.paths() if path.startswith("/home/"))
+    assert asked == {f"/home/{n}": 1 for n in range(HOMES)}
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        results = list(lpm.results.read(job))
+        listed = [each["data"]["title"] for each in results if each["role"] == "listing"]
+        assert sorted(listed) == sorted(f"Parcel {n}" for n in range(HOMES))
+        ended = lpm.store.db.all(
+            "SELECT url, error_type, error_message FROM tasks WHERE status = 'failed' ORDER BY url"
+        )
+        assert lpm.counts.in_browsers(job) == 4
+    # Then the other pages say what they lack
+    (broken, reason, message), (walled, refusal, _) = ended
+    assert (broken, reason) == (f"{homes.url}/broken", "step_failed")
+    assert message.startswith("step 1 (click .gone): there is no such element")
+    assert (walled, refusal) == (f"{homes.url}/walled", "http_403")
+
+
+def test_a_client_has_a_page_clicked_and_filled_in(tmp_path: Path, homes: Pages) -> None:
+    """Through both dialects of the API, without a stack; what cannot be done is refused."""
+    more = {"browser": {"steps": [{"click": ".more", "times": 2}]}, "formats": ["links"]}
+    search = [
+        {"type": "click", "selector": "#name"},
+        {"type": "write", "text": "mill"},
+        {"type": "press", "key": "Enter"},
+    ]
+    refused = [
+        ("/api/scrape", {"options": more | {"fetcher": "http"}}, 400, "fetcher is http"),
+        ("/api/scrape", {"options": {"browser": {"step": []}}}, 422, "options.browser.step"),
+        (
+            "/api/scrape",
+            {"options": {"browser": {"steps": [{"click": "a["}]}}},
+            400,
+            "options: browser: step 1: 'a[' is not a CSS selector",
+        ),
+        ("/v2/scrape", {"actions": search[1:]}, 400, "actions.0: write needs a click"),
+        ("/v2/scrape", {"actions": [{"type": "jump"}]}, 400, "actions.0"),
+    ]
+    with ApiServer(tmp_path) as api:
+        for path, body, status, says in refused:
+            answer = api.ask("POST", path, {"url": f"{homes.url}/list"} | body)
+            assert (answer.status, says in answer.body["error"]) == (status, True), answer
+        assert not homes.asked
+
+        clicked = api.ask("POST", "/api/scrape", {"url": f"{homes.url}/list", "options": more})
+        asked = {"url": f"{homes.url}/search", "actions": search, "formats": ["html"]}
+        filled = api.ask("POST", "/v2/scrape", asked)
+
+    assert clicked.body["status"] == "success", clicked
+    assert len(clicked.body["links"]) == 3 * SHOWN
+    assert "<li>mill</li>" in filled.body["data"]["html"]
