@@ -105,6 +105,11 @@ class RenderOptions(
         """Whether only a browser can do what is asked for."""
         return bool(self.wait_for or self.steps or self.screenshot or self.pdf)
 
+    @property
+    def waits_s(self) -> float:
+        """Seconds that its steps wait in any case."""
+        return sum(step.wait for step in self.steps or ())
+
     def over(self, below: "RenderOptions") -> "RenderOptions":
         """Return these options, and those below where these say nothing."""
         own = {name: getattr(self, name) for name in self.__struct_fields__}

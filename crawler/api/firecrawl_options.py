@@ -52,6 +52,7 @@ _FORMATS: dict[str, Format] = {
 }
 """The formats that there are, and what results call them."""
 _BY_MODEL = "needs a language model, which this server does not have"
+_NO_PICTURES = "is made by a browser, and this server keeps none"
 _NO_BROWSER = "it needs a browser, and this server has none"
 _WHY_NO_FORMAT = {
     "json": _BY_MODEL,
@@ -59,6 +60,8 @@ _WHY_NO_FORMAT = {
     "query": _BY_MODEL,
     "question": _BY_MODEL,
     "highlights": _BY_MODEL,
+    "screenshot": _NO_PICTURES,
+    "screenshot@fullPage": _NO_PICTURES,
     "changeTracking": "is not there; `listings changes` has the changes of sites with a file",
 }
 

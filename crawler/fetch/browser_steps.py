@@ -13,7 +13,8 @@ STEP_S, READY_S = 10.0, 20.0
 """Time limits of a step that names none, and of the wait for the page."""
 MAX_PROBLEM = 500
 AGAIN_S = 1.0
-"""How long a button that was clicked before may take to be there again."""
+"""How long a button that was clicked before may take to be there again, and how late a page may
+begin to do something."""
 _CONTAINS = re.compile(
     r""":contains\(\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')(?:\s+i)?\s*\)""", re.IGNORECASE
 )
@@ -98,8 +99,15 @@ class Steps:
             before = await self._tab.evaluate(_LOOK)
             await element.click(timeout=limit_ms)
             await self._settle()
-            if await self._tab.evaluate(_LOOK) == before:
-                return
+            if number + 1 < times and await self._tab.evaluate(_LOOK) == before:
+                await self._linger()
+                if await self._tab.evaluate(_LOOK) == before:
+                    return
+
+    async def _linger(self) -> None:
+        """Wait a little longer: what a page does on a click or on scrolling may be late."""
+        await asyncio.sleep(AGAIN_S)
+        await self._settle()
 
     async def _is_clickable(self, element: Locator) -> bool:
         try:
@@ -112,14 +120,20 @@ class Steps:
         """Scroll to the end until it moves away no more."""
         known = -1
         for _ in range(times):
-            if element:
-                height = await element.evaluate(_HEIGHT, timeout=limit_ms)
-            else:
-                height = await self._tab.evaluate(_HEIGHT, None)
+            height = await self._scroll_once(element, limit_ms)
             if height == known:
-                return
+                await self._linger()
+                height = await self._scroll_once(element, limit_ms)
+                if height == known:
+                    return
             known = height
             await self._settle()
+
+    async def _scroll_once(self, element: Locator | None, limit_ms: float) -> int:
+        """Scroll to the end; return where that is."""
+        if element:
+            return int(await element.evaluate(_HEIGHT, timeout=limit_ms))
+        return int(await self._tab.evaluate(_HEIGHT, None))
 
 
 def _told(error: Error, seconds: float) -> str:

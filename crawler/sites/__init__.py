@@ -537,10 +537,19 @@ def _check_files(described: _Described) -> None:
 
 
 def _check_browser(described: _Described) -> None:
-    """Refuse what only a browser can do where nothing but HTTP is to be used."""
+    """Refuse what only a browser can do where nothing but HTTP is to be used, and steps that take
+    longer than a page may."""
+    site = described.site
     if described.own.get("fetcher") == HTTP and BROWSER in described.site.fetchers:
         reason = "browser asks for what only a browser can do, and fetcher is http"
         described.refuse(f"{reason}; take it out, or write auto", "fetcher")
+    for key, options in (
+        ("browser", site.browser),
+        *(("pages", each.browser) for each in site.pages),
+    ):
+        if options.waits_s >= site.timeout_s:
+            reason = f"its steps wait {options.waits_s:g} s, and timeout_s is {site.timeout_s:g}"
+            described.refuse(f"browser: {reason}", key)
 
 
 def _covers(pattern: str, host: str) -> bool:

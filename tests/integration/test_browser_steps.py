@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,12 @@ from crawler import crawls, sites
 from crawler.config import Settings
 from crawler.fetch.browser import Browser
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import MESSAGE_QUEUES
+from crawler.models import MESSAGE_QUEUES, Job
 from crawler.worker import Worker
 from tests.support.api_server import ApiServer
 from tests.support.pages import HTML, Answer, Pages, parcel
 from tests.support.script_site import MORE
+from tests.support.stack import wait_for
 
 HOMES, SHOWN = 60, 10
 LIST = """<!DOCTYPE html><title>Homes</title><h1>All homes of the county, ten at a time</h1>
@@ -37,8 +39,11 @@ SCROLLED = LIST % (
     HOMES,
     "new IntersectionObserver(seen => seen[0].isIntersecting && more()).observe(button);",
 )
+SEARCH = """<h1>Find a home in the county</h1>
+<form action=/found><input id=q name=q></form>"""
+FOUND = parcel(1) + "<p class=home><a href=/home/found>A home</a>"
 FILE = """
-start: [{url}/list, {url}/feed, {url}/broken, {url}/walled]
+start: [{url}/list, {url}/feed, {url}/find, {url}/broken, {url}/walled]
 rate: none
 retry: {{attempts: 1}}
 follow:
@@ -56,6 +61,12 @@ pages:
     browser:
       steps:
         - scroll: 20
+  - regex: /find
+    role: index
+    browser:
+      steps:
+        - {{fill: "#q", value: mill}}
+        - press: Enter
   - regex: /(broken|walled)
     role: index
     browser:
@@ -76,6 +87,9 @@ def homes() -> Iterator[Pages]:
             "/list": Answer(CLICKED),
             "/feed": Answer(SCROLLED),
             "/broken": Answer(parcel(1)),
+            "/find": Answer(SEARCH),
+            "/found?q=mill": Answer(FOUND),
+            "/home/found": Answer(parcel(HOMES)),
             "/walled": Answer("<h1>Forbidden</h1>", 403),
             "/search": Answer(MORE),
             **{f"/home/{n}": Answer(parcel(n), headers=HTML) for n in range(HOMES)},
@@ -89,7 +103,8 @@ def homes() -> Iterator[Pages]:
 
 def test_a_crawl_follows_what_steps_have_brought(tmp_path: Path, homes: Pages) -> None:
     """All homes of a list behind a button, and of one that grows while it is scrolled, come once,
-    without a browser. A step that cannot be taken fails a good page; a refusal is a refusal."""
+    without a browser. What a form leads to is a page of its own. A step that cannot be taken fails
+    a good page; a refusal is a refusal."""
     # Given a site's file with steps for its lists
     (tmp_path / "config" / "sites").mkdir(parents=True)
     file = tmp_path / "config" / "sites" / "homes.yaml"
@@ -102,27 +117,34 @@ def test_a_crawl_follows_what_steps_have_brought(tmp_path: Path, homes: Pages) -
     # When it is crawled
     worker = Worker(settings, queues=MESSAGE_QUEUES, browser=Browser.of(settings))
     try:
-        worker.run_slice("", MESSAGE_QUEUES)
-        worker.finish_pages(60)
+        wait_for(lambda: _is_done(worker, settings.data_dir, job), 300, "the end of the crawl")
     finally:
         worker.stop()
 
     # Then each home was fetched once, by HTTP
     asked = Counter(path for path in homes.paths() if path.startswith("/home/"))
-    assert asked == {f"/home/{n}": 1 for n in range(HOMES)}
+    assert asked == {f"/home/{n}": 1 for n in [*range(HOMES), "found"]}
     with LocalPersistenceManager(settings.data_dir) as lpm:
         results = list(lpm.results.read(job))
         listed = [each["data"]["title"] for each in results if each["role"] == "listing"]
-        assert sorted(listed) == sorted(f"Parcel {n}" for n in range(HOMES))
+        assert sorted(listed) == sorted(f"Parcel {n}" for n in range(HOMES + 1))
         ended = lpm.store.db.all(
             "SELECT url, error_type, error_message FROM tasks WHERE status = 'failed' ORDER BY url"
         )
-        assert lpm.counts.in_browsers(job) == 4
+        assert lpm.counts.in_browsers(job) == 4  # not what has led elsewhere
     # Then the other pages say what they lack
     (broken, reason, message), (walled, refusal, _) = ended
     assert (broken, reason) == (f"{homes.url}/broken", "step_failed")
     assert message.startswith("step 1 (click .gone): there is no such element")
     assert (walled, refusal) == (f"{homes.url}/walled", "http_403")
+
+
+def _is_done(worker: Worker, data: Path, job: Job) -> bool:
+    """Work for a while; say whether nothing is left."""
+    worker.run_slice("", MESSAGE_QUEUES)
+    worker.finish_pages(60)
+    with LocalPersistenceManager(data) as lpm:
+        return not lpm.counts.progress(job).open
 
 
 def test_a_client_has_a_page_clicked_and_filled_in(tmp_path: Path, homes: Pages) -> None:
@@ -133,7 +155,7 @@ def test_a_client_has_a_page_clicked_and_filled_in(tmp_path: Path, homes: Pages)
         {"type": "write", "text": "mill"},
         {"type": "press", "key": "Enter"},
     ]
-    refused = [
+    refused: list[tuple[str, dict[str, Any], int, str]] = [
         ("/api/scrape", {"options": more | {"fetcher": "http"}}, 400, "fetcher is http"),
         ("/api/scrape", {"options": {"browser": {"step": []}}}, 422, "options.browser.step"),
         (

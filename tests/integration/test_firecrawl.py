@@ -145,11 +145,11 @@ def test_formats_and_warnings(client: Firecrawl, web: Pages) -> None:
     document = client.scrape(
         f"{web.url}/blog/1",
         formats=["markdown", "rawHtml", "links", {"type": "json", "prompt": "owner"}],
-        wait_for=100,
+        mobile=True,
     )
 
     warning = document.warning or ""
-    for name in ("the format json", "waitFor", "skipTlsVerification"):
+    for name in ("the format json", "mobile", "skipTlsVerification"):
         assert name in warning
     if HAS_FORMATS:
         assert document.links == [f"{web.url}/blog/1/more"]
@@ -177,8 +177,8 @@ def test_failures_have_their_own_errors(client: Firecrawl, web: Pages) -> None:
         client.scrape(f"{web.url}/secret")
     with pytest.raises(DNSResolutionError, match=r"nowhere\.invalid"):
         client.scrape("http://nowhere.invalid/")
-    with pytest.raises(BadRequestError, match="clicking"):
-        client.scrape(web.url, actions=[{"type": "wait", "milliseconds": 10}])
+    with pytest.raises(BadRequestError, match=r"actions\.0: executeJavascript is not supported"):
+        client.scrape(web.url, actions=[{"type": "executeJavascript", "script": "1"}])
 
 
 def test_a_wait_is_told_and_the_client_comes_again(client: Firecrawl, web: Pages) -> None:

@@ -169,6 +169,7 @@ def test_steps_need_a_browser(
         ("browser:\n  steps:\n    - {fill: '#pass', value: x}", 4, "a password has no place in"),
         ("browser:\n  steps:\n    - {fill: 'input[type=password]', value: x}", 4, "a password"),
         ("pages:\n  - regex: /a\n    browser: {pdf: 3}", 4, "pdf must be true or false"),
+        ("browser: {steps: [{wait: 40}, {wait: 20}]}", 2, "wait 60 s, and timeout_s is 60"),
         ("fetcher: http\nbrowser: {pdf: yes}", 2, "only a browser can do, and fetcher is http"),
     ],
 )
