@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from crawler.api.bodies import Options
 from crawler.api.firecrawl_actions import NO_SCROLLING_UP
 from crawler.api.firecrawl_options import ScrapeOptions, understand
 from crawler.arguments import checked
@@ -219,6 +220,20 @@ def test_a_program_is_told_what_is_wrong(
 
     assert str(caught.value).startswith(says)
     assert not (tmp_path / "data").exists()
+
+
+def test_the_api_has_the_same_shape() -> None:
+    """What is left out stays open for the site's file."""
+    steps = [{"click": ".more", "times": 2.0}, {"scroll": 5}, {"fill": "#q", "value": ""}]
+    body = {"browser": {"wait_for": ".card", "block": [], "steps": steps}}
+
+    assert Options.model_validate(body).as_batch_options().of_job == JobOptions(
+        browser=RenderOptions(
+            wait_for=".card",
+            block=(),
+            steps=(Step(click=".more", times=2), Step(scroll=5), Step(fill="#q", value="")),
+        )
+    )
 
 
 def understood(**given: Any) -> Any:
