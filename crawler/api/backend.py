@@ -188,8 +188,11 @@ class LedgerBackend:
         return self.lpm.batches.asked(call.job, call.number)
 
     def is_open(self, asked: Sequence[Asked]) -> bool:
-        """Whether one of these URLs has not ended."""
-        return self.lpm.tasks.any_open([row.task for row in asked if row.task is not None])
+        """Whether one of these URLs has not ended. A session ends with its last one."""
+        if self.lpm.tasks.any_open([row.task for row in asked if row.task is not None]):
+            return True
+        self.lpm.jobs.finalise(self.lpm.now())
+        return False
 
     def results_of(
         self, client: str, session_id: str, asked: Sequence[Asked]

@@ -384,7 +384,7 @@ def test_tokens_hold_over_http(desk: Folder, served: Callable[..., str], pages: 
             connected(target, tokens["bob"]) as bob,
             connected(target, tokens["eve"]) as eve,
         ):
-            assert "1 open URLs" in await refused(ann, "batch", urls=urls)
+            assert "1 open URL at a time" in await refused(ann, "batch", urls=urls)
             assert "no scope 'crawl'" in await refused(eve, "scrape", url=urls[0])
             page = await use(ann, "scrape", url=urls[0], formats=["record"])
             assert page["status"] == "success"

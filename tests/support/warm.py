@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 LIBRARIES = (
     "ada_url", "aiohappyeyeballs", "apsw", "asyncio", "billiard.heap", "billiard.popen_fork",
     "billiard.sharedctypes", "brotli", "cchardet", "celery.app.base", "celery.app.routes",
@@ -79,20 +81,43 @@ class Fork(subprocess.Popen[str]):
 
     def poll(self) -> int | None:
         """Its exit code, once it has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
+        self._ends_within(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end."""
-        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        if not self._ends_within(math.inf if timeout is None else timeout):
+            late = subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            late.add_note(_state_of(self.pid))
+            raise late
+        assert self.returncode is not None
+        return self.returncode
+
+    def _ends_within(self, limit_s: float) -> bool:
+        end = time.monotonic() + limit_s
         while self.returncode is None:
             left_s = max(0.0, end - time.monotonic())
             if select.select([self._pipe], [], [], min(left_s, MAX_WAIT_S))[0]:
                 self._read()
             elif not left_s:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return int(self.returncode)
+                return False
+        return True
+
+
+def _state_of(pid: int) -> str:
+    """What the kernel says of a process that should have ended, and of its children: which signals
+    it blocks, and where it waits."""
+    told = []
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        for process in (first, *first.children(recursive=True)):
+            proc = Path(f"/proc/{process.pid}")
+            with suppress(OSError):
+                lines = (proc / "status").read_text().splitlines()
+                kept = [line for line in lines if line.startswith(("State", "Sig", "Shd", "PPid"))]
+                waits = (proc / "wchan").read_text()
+                told.append(f"{process.pid}: {'; '.join(kept)}; waits in {waits}")
+    return "\n".join(told) or f"there is no process {pid}"
 
 
 class Warm:
