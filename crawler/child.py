@@ -3,6 +3,7 @@
 Celery imports this module in workers only.
 """
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -165,8 +166,11 @@ def announce_end(chord_id: str, summary: dict[str, Any]) -> None:
 class WorkerChild:
     """The parts of a prefork child: worker, page events, maintainer and inbox."""
 
-    def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
-        """`give_way` ends the worker if another kernel uses the data folder."""
+    def __init__(
+        self, hostname: str, give_way: Callable[[], None] = lambda: None, maintains: bool = True
+    ) -> None:
+        """`give_way` ends the worker if another kernel uses the data folder; `maintains`: it takes
+        part in what keeps a stack going, besides its pages."""
         raise_file_limit()
         tune_garbage_collection()
         self.deliveries = 0
@@ -197,8 +201,9 @@ class WorkerChild:
                 announce_end,
             ),
         )
-        threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
-        threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
+        if maintains:
+            threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
+            threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])
 
     def restart_if_needed(self) -> None:
@@ -283,9 +288,14 @@ _NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def this_child() -> WorkerChild:
-    """Return the parts of this process; make them if this is no worker's child."""
+    """Return the parts of this process; make them if this is no worker's child.
+
+    They end before the interpreter does: a thread that is in SQLite then would crash it.
+    """
     if os.getpid() not in _children:
-        _children[os.getpid()] = WorkerChild("crawler@inline")
+        child = WorkerChild("crawler@inline", maintains=False)
+        atexit.register(child.stop)
+        _children[os.getpid()] = child
     return _children[os.getpid()]
 
 
@@ -403,8 +413,12 @@ def _tell_children(**_: Any) -> None:
 
 
 def _end_at_once(*_: object) -> None:
-    log.critical("the worker did not stop within %g s, and is ended; no task is lost", MAX_STOP_S)
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # one that is stopped would not die with its parent
-    os._exit(143)
+    try:
+        log.critical(
+            "the worker did not stop within %g s, and is ended; no task is lost", MAX_STOP_S
+        )
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()  # one that is stopped would not die with its parent
+    finally:
+        os._exit(143)

@@ -48,7 +48,7 @@ from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
 from crawler.db.listing_pairs import ListingPairs
 from crawler.db.listing_views import ListingViews
 from crawler.db.pending import PendingFiles
-from crawler.db.raw_pages import RawPages, is_good_file
+from crawler.db.raw_pages import RawPages, StoredPage, is_good_file
 from crawler.db.record_versions import RecordVersions, Replaced, Replacement, replace_all
 from crawler.db.retention import Retention
 from crawler.db.site_jobs import SiteJobs
@@ -242,16 +242,17 @@ class LocalPersistenceManager(Layout):
         """
         with self.errors():
             digests = [sha256(o.page.body).hexdigest() if o.page else "" for o in outcomes]
-            places = self.pages.append_outcomes(outcomes, digests)
+            pages = self.pages.append_outcomes(outcomes, digests)
             failpoint("raw-synced")
             now, told = self.now(), []
             live: dict[int, tuple[Outcome, dict[str, Any]]] = {}
             with self._committing(now) as db:
                 inserts = links.LinkInserts(db, now)
-                for given, digest, given_place in zip(outcomes, digests, places, strict=True):
-                    place = self._place(db, given, digest, given_place)
+                for given, digest, appended in zip(outcomes, digests, pages, strict=True):
+                    place = self._place(db, given, digest, appended.place)
                     outcome = self._unless_gone(db, given, place)
-                    detail = _store_outcome(db, outcome, digest, place, inserts, now)
+                    page = appended._replace(place=place)
+                    detail = _store_outcome(db, outcome, digest, page, inserts, now)
                     told.append(detail is not None)
                     if detail is not None:
                         live[outcome.task.id] = outcome, detail
@@ -267,12 +268,12 @@ class LocalPersistenceManager(Layout):
 
     def save_carried(
         self,
-        members: Sequence[bytes | None],
-        insert: Callable[[Database, Sequence[RawLocation | None]], list[int]],
+        groups: Sequence[Sequence[bytes]],
+        insert: Callable[[Database, Sequence[Sequence[RawLocation]]], list[int]],
     ) -> None:
-        """Store what another ledger collected: `insert` is given where the pages are now."""
+        """Store what another ledger collected: `insert` is given where the members are now."""
         with self.errors():
-            places = self.pages.append(members)
+            places = self.pages.append(groups)
             with self._committing(self.now()) as db:
                 stored = insert(db, places)
             self.files.write(stored)
@@ -492,16 +493,18 @@ def _store_outcome(
     db: Database,
     outcome: Outcome,
     digest: str,
-    place: RawLocation | None,
+    stored: StoredPage,
     inserts: links.LinkInserts,
     now: float,
 ) -> dict[str, Any] | None:
     """Store how one attempt ended; returns its event's detail, or None for a dead claim."""
-    detail = tasks.finish_attempt(db, outcome, place, now)
+    detail = tasks.finish_attempt(db, outcome, stored.place, now)
     if detail is None:
         return None
     if outcome.page and outcome.status is TaskStatus.COMPLETED:
-        results.insert(db, outcome, outcome.page, digest, place, now)
+        results.insert(db, outcome, outcome.page, digest, stored.place, now)
+        if stored.captures:
+            result_files.link_captures(db, outcome.task.id, stored.captures)
         if outcome.files:
             result_files.insert(db, outcome.task.id, outcome.files)
         detail["record_crc32"] = crc32(outcome.record)  # shows the doctor a wrong byte

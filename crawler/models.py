@@ -242,6 +242,17 @@ RENDERED = "crawler-rendered"
 UTF-8."""
 
 
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture or a document that a browser has made of a page."""
+
+    name: str
+    """screenshot or pdf."""
+    type: str
+    body: bytes
+    width: int | None = None
+    height: int | None = None
+
+
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """What else is known of a page that a browser has rendered."""
 
@@ -253,6 +264,7 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes over the wire, with those of the response."""
     refused: tuple[str, ...] = ()
     """Addresses that the page asked for and did not get, shortened."""
+    captures: tuple[Capture, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

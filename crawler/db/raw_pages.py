@@ -11,13 +11,12 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from isal import isal_zlib
@@ -27,12 +26,22 @@ from crawler.config import program
 from crawler.db import jobs, result_files
 from crawler.db.connection import Database
 from crawler.db.pending import later_results
+from crawler.db.result_files import LinkedFile
 from crawler.db.results import Results, commit_segment
 from crawler.db.store import Part, Store
 from crawler.errors import StoreError
 from crawler.files import sync_and_rename
 from crawler.locks import try_lock, wait_lock
-from crawler.models import FILE, UNCHANGED, Job, Outcome, Page, RawLocation, TaskStatus
+from crawler.models import (
+    FILE,
+    UNCHANGED,
+    Capture,
+    Job,
+    Outcome,
+    Page,
+    RawLocation,
+    TaskStatus,
+)
 
 SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
@@ -126,6 +135,16 @@ def read(folder: Path, raw: RawLocation, url: str = "") -> tuple[str, bytes]:
         ) from error
 
 
+def read_capture(folder: Path, place: RawLocation) -> bytes:
+    """A stored screenshot or PDF."""
+    try:
+        return unpack_capture(member(folder, place))
+    except ValueError as error:
+        raise StoreError(
+            f"{folder / place.segment}: the file at byte {place.offset} cannot be read ({error})"
+        ) from error
+
+
 def member(folder: Path, raw: RawLocation) -> bytes:
     """A stored page byte for byte, as the gzip member that it is."""
     path = folder / raw.segment
@@ -156,6 +175,18 @@ def warcinfo(name: str) -> bytes:
 def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
     """The HTTP header block and the body of one member; ValueError where it is not one whole
     response, too large, or that of another URL."""
+    fields, head, body = response(_inflated(data, limit))
+    if url and f"WARC-Target-URI: {url}".encode() not in fields:
+        raise ValueError(f"it is not that of {url}")
+    return head, body
+
+
+def unpack_capture(data: bytes, limit: int = 1 << 30) -> bytes:
+    """The picture or document of one member; ValueError where it is not one whole resource."""
+    return _block(_inflated(data, limit), b"resource")[1]
+
+
+def _inflated(data: bytes, limit: int) -> bytes:
     inner = zlib.decompressobj(wbits=31)
     try:
         record = inner.decompress(data, limit)
@@ -165,26 +196,30 @@ def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
         if len(record) < limit:
             raise ValueError("not one whole gzip member")
         raise ValueError(f"more than {limit:,} bytes")
-    fields, head, body = response(record)
-    if url and f"WARC-Target-URI: {url}".encode() not in fields:
-        raise ValueError(f"it is not that of {url}")
-    return head, body
+    return record
+
+
+def _block(record: bytes, kind: bytes) -> tuple[list[bytes], bytes]:
+    """The WARC fields and the block of a record; ValueError where it is not whole, or of another
+    type."""
+    fields, _, block = record.partition(b"\r\n\r\n")
+    lines = fields.split(b"\r\n")
+    if (
+        lines[0] != b"WARC/1.1"
+        or b"WARC-Type: " + kind not in lines
+        or not block.endswith(b"\r\n\r\n")
+    ):
+        raise ValueError(f"not a WARC {kind.decode()}")
+    if b"Content-Length: %d" % (len(block) - 4) not in lines:
+        raise ValueError("not as long as it says")
+    return lines, block[:-4]
 
 
 def response(record: bytes) -> tuple[list[bytes], str, bytes]:
     """The WARC fields, the HTTP header block and the body of a record; ValueError where it is no
     whole response."""
-    fields, _, http = record.partition(b"\r\n\r\n")
-    lines = fields.split(b"\r\n")
-    if (
-        lines[0] != b"WARC/1.1"
-        or b"WARC-Type: response" not in lines
-        or not http.endswith(b"\r\n\r\n")
-    ):
-        raise ValueError("not a WARC response")
-    if b"Content-Length: %d" % (len(http) - 4) not in lines:
-        raise ValueError("not as long as it says")
-    head, found, body = http[:-4].partition(b"\r\n\r\n")
+    lines, http = _block(record, b"response")
+    head, found, body = http.partition(b"\r\n\r\n")
     if not found:
         raise ValueError("no HTTP headers")
     return lines, head.decode("latin-1"), body
@@ -309,6 +344,31 @@ def packed(page: Page, digest: str, id_: str = "", beside: str = "") -> bytes:
     return _member(fields, http, page.raw)
 
 
+def packed_capture(page: Page, capture: Capture, digest: str) -> bytes:
+    """What a browser has made of a page, as the gzip member that a segment holds. It has a URI of
+    its own: archives would show it in the place of the page."""
+    fields = (
+        ("WARC-Type", "resource"),
+        ("WARC-Target-URI", f"urn:{capture.name}:{page.final_url}"),
+        ("WARC-Date", _date(page.fetched_at)),
+        ("WARC-Record-ID", _new_id()),
+        ("WARC-Payload-Digest", f"sha256:{digest}"),
+        ("Content-Type", capture.type),
+    )
+    return _member(fields, capture.body)
+
+
+def _packed_with_response(outcome: Outcome, page: Page, digest: str) -> list[bytes]:
+    """A page as gzip members; that of a browser comes behind the response that it came from."""
+    if page.raw is not page.body:
+        digest = sha256(page.raw).hexdigest()
+    if not outcome.rendering:
+        return [packed(page, digest)]
+    id_, response = _new_id(), outcome.rendering.response
+    before = packed(response, sha256(response.raw).hexdigest(), id_)
+    return [before, packed(page, digest, beside=id_)]
+
+
 def _new_id() -> str:
     return f"<urn:uuid:{uuid.uuid4()}>"
 
@@ -352,6 +412,13 @@ class MissingSegment(NamedTuple):
     what: str
 
 
+class StoredPage(NamedTuple):
+    """Where the page of an outcome is, and what a browser has made of it besides."""
+
+    place: RawLocation | None
+    captures: tuple[LinkedFile, ...] = ()
+
+
 class RawPages(Part):
     """Appends pages to segments, reads them, and finds those that are gone.
 
@@ -373,39 +440,45 @@ class RawPages(Part):
 
     def append_outcomes(
         self, outcomes: Sequence[Outcome], digests: Sequence[str]
-    ) -> list[RawLocation | None]:
+    ) -> list[StoredPage]:
         """Store the pages of outcomes that are to be kept; says where each is. A file whose bytes
         are stored already is not stored again."""
-        good: list[bytes | None] = [None] * len(outcomes)
-        walls = list(good)
-        responses: dict[int, bytes] = {}
-        """Of rendered pages: the response that goes before the page."""
+        good: list[list[bytes]] = [[] for _ in outcomes]
+        walls = [list[bytes]() for _ in outcomes]
+        captures: list[list[tuple[Capture, str]]] = [[] for _ in outcomes]
+        """With their digests; they are the last of their outcome's members."""
         shared: list[RawLocation | None] = [None] * len(outcomes)
         first: dict[str, int] = {}
         """By digest: the first of these files with it."""
         twins: dict[int, int] = {}
         for at, outcome in enumerate(outcomes):
-            page = outcome.page
+            page, digest = outcome.page, digests[at]
+            if page and is_good_file(outcome):
+                twins[at] = first.setdefault(digest, at)
+                if twins[at] == at:
+                    shared[at] = self.stored_file(self._db, digest)
+                if twins[at] != at or shared[at]:
+                    continue
             if page and self._keeps(outcome):
-                digest = digests[at]
-                if is_good_file(outcome):
-                    twins[at] = first.setdefault(digest, at)
-                    if twins[at] == at:
-                        shared[at] = self.stored_file(self._db, digest)
-                    if twins[at] != at or shared[at]:
-                        continue
-                if page.raw is not page.body:
-                    digest = sha256(page.raw).hexdigest()
                 members = walls if outcome.quarantine else good
-                id_ = ""
-                if outcome.rendering:
-                    id_, response = _new_id(), outcome.rendering.response
-                    responses[at] = packed(response, sha256(response.raw).hexdigest(), id_)
-                members[at] = packed(page, digest, beside=id_)
-        kept = self.append(good, before=responses)
-        kept_walls = self.append(walls, quarantine=True, before=responses)
-        places = zip(kept, kept_walls, shared, strict=True)
-        found = [place or wall or other for place, wall, other in places]
+                members[at] += _packed_with_response(outcome, page, digest)
+            if page and outcome.rendering and outcome.status is TaskStatus.COMPLETED:
+                for capture in outcome.rendering.captures:
+                    captures[at].append((capture, sha256(capture.body).hexdigest()))
+                good[at] += [packed_capture(page, *each) for each in captures[at]]
+        # One append for each kind: another one might begin another segment.
+        found: list[StoredPage] = []
+        for at, (kept, kept_walls) in enumerate(
+            zip(self.append(good), self.append(walls, quarantine=True), strict=True)
+        ):
+            count = len(kept) - len(captures[at])
+            own = [*kept[:count], *kept_walls]
+            stored = [
+                LinkedFile.captured(page, *capture, place)
+                for capture, place in zip(captures[at], kept[count:], strict=True)
+                if (page := outcomes[at].page)
+            ]
+            found.append(StoredPage(own[-1] if own else shared[at], tuple(stored)))
         return [found[twins.get(at, at)] for at in range(len(found))]
 
     def stored_file(self, db: Database, digest: str) -> RawLocation | None:
@@ -420,19 +493,12 @@ class RawPages(Part):
         return any(writer.name == segment for writer in self._writers.values())
 
     def append(
-        self,
-        members: Sequence[bytes | None],
-        quarantine: bool = False,
-        before: Mapping[int, bytes] = MappingProxyType({}),
-    ) -> list[RawLocation | None]:
-        """Store these gzip members; says where each is, or None where there was none. `before` has
-        further ones, by the place of the member that they go before."""
-        kept: list[bytes] = []
-        for at, member in enumerate(members):
-            if member is not None:
-                kept += [*filter(None, [before.get(at)]), member]
-        if not kept:
-            return [None] * len(members)
+        self, groups: Sequence[Sequence[bytes]], quarantine: bool = False
+    ) -> list[list[RawLocation]]:
+        """Store groups of gzip members; says where each member is."""
+        members = [member for group in groups for member in group]
+        if not members:
+            return [[] for _ in groups]
         if quarantine not in self._writers:
             self._writers[quarantine] = SegmentWriter(
                 self._folder,
@@ -441,15 +507,8 @@ class RawPages(Part):
                 quarantine=quarantine,
                 may_cut=self._may_cut,
             )
-        places = iter(self._writers[quarantine].append(kept))
-        found: list[RawLocation | None] = [None] * len(members)
-        for at, member in enumerate(members):
-            if member is None:
-                continue
-            if at in before:
-                next(places)
-            found[at] = next(places)
-        return found
+        places = iter(self._writers[quarantine].append(members))
+        return [[next(places) for _ in group] for group in groups]
 
     def commit(self, now: float) -> None:
         """Note up to where the segments count. Part of the durable transaction."""

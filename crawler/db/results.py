@@ -348,6 +348,10 @@ class Results(Part):
         number = self._db.value("SELECT id FROM tasks WHERE task_id = ?", (task_id,))
         return None if number is None else self.page_of(number)
 
+    def captures(self, task: int) -> list[result_files.LinkedFile]:
+        """The screenshot and the PDF that a browser has made of the page of a result."""
+        return result_files.captures(self._db, task)
+
     def page_url_at(self, task: int, place: RawLocation) -> str:
         """The URL that the page at this place came from; empty where the result does not say: the
         page of an unchanged one is an earlier one's, and the same file may have other URLs."""

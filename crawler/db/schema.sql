@@ -632,3 +632,6 @@
         learned_at   REAL NOT NULL,
         PRIMARY KEY (domain, pattern)
     ) WITHOUT ROWID;
+    -- What a browser has made of the page, a screenshot or a PDF, as JSON: its sha256, type, size and
+    -- place in raw/. Null: a file that a record names.
+    ALTER TABLE result_files ADD COLUMN capture TEXT;

@@ -9,7 +9,7 @@ crawl, which has each page once: the same URL there is another submission of a f
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from crawler.db import timeline
+from crawler.db import result_files, timeline
 from crawler.db.connection import Database
 from crawler.db.results import COLUMNS, NEXT_SEQ
 from crawler.db.store import HELD, LISTED, as_json
@@ -129,6 +129,8 @@ def complete(
             FROM json_each(?) CROSS JOIN results WHERE task = ?""",
         (chosen, leader),
     )
+    if outcome.rendering and outcome.rendering.captures:
+        result_files.share_captures(db, chosen, leader)
     db.execute(
         "INSERT INTO outbox (task, state, created_at) SELECT value, 'held', ? FROM json_each(?)",
         (now, chosen),

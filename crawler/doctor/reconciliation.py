@@ -166,13 +166,6 @@ class Maker(msgspec.Struct, frozen=True):
     version: str
 
 
-class LinkedFile(msgspec.Struct, frozen=True):
-    """A file that a record names."""
-
-    field: str
-    url: str
-
-
 class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     """A result as its file in pending/ has it."""
 
@@ -200,7 +193,7 @@ class PendingResult(msgspec.Struct, frozen=True, kw_only=True):
     method: Method = GET
     body: str = ""
     invalid: list[str] = []
-    files: list[LinkedFile] = []
+    files: list[result_files.LinkedFile] = []
 
     @property
     def makes_sense(self) -> bool:
@@ -311,8 +304,9 @@ def _put_back(db: Database, pending: Path, raw: Path, result: PendingResult, now
     }
     insert_row(db, "results", columns)
     if result.files:
-        files = [(file.field, _address_of(file.url)) for file in result.files]
-        result_files.link(db, task, files)
+        named, captures = result_files.split(result.task_id, result.files)
+        result_files.link(db, task, [(file.field, _address_of(file.url)) for file in named])
+        result_files.link_captures(db, task, captures)
     return True
 
 

@@ -68,6 +68,7 @@ _SUFFIXES = {
     "xml": "xml",
     "json": "json",
     "pdf": "pdf",
+    "png": "png",
     "csv": "csv",
     "plain": "txt",
 }
@@ -295,8 +296,10 @@ class Sync:
             self._refuse(result, NOT_SENT, problem)
             return
         try:
+            await self._send_captures(result)
             body = self._page(result)
-            await self._client.send_raw(_file_name(result), body, _metadata(result))
+            name = _file_name(result, result.sha256, result.content_type)
+            await self._client.send_raw(name, body, _metadata(result))
             self._note_answer()
         except _NoPage as error:
             problem = str(error)
@@ -307,6 +310,16 @@ class Sync:
                 return
             problem = f"its page was not sent: {error}"
         self._release_result(result, problem)
+
+    async def _send_captures(self, result: OutgoingResult) -> None:
+        """Send what a browser has made of the page, each as a file of its own."""
+        for file in self._lpm.results.captures(result.task):
+            if file.raw is None or file.raw.length > MAX_PAGE_BYTES:
+                continue
+            digest, kind = file.sha256 or "", file.type or ""
+            body = raw_pages.read_capture(self._lpm.raw, file.raw)
+            about = _metadata(result) | {"sha256": digest, "content_type": kind}
+            await self._client.send_raw(_file_name(result, digest, kind), body, about)
 
     def _release_result(self, result: OutgoingResult, problem: str | None) -> None:
         """Let a result be sent: the Gateway has its page, or `problem` says why not."""
@@ -537,11 +550,11 @@ def _was_asked_again(result: OutgoingResult, holder: KeyHolder) -> bool:
     return holder.synced_at <= result.asked_at
 
 
-def _file_name(result: OutgoingResult) -> str:
+def _file_name(result: OutgoingResult, digest: str, content_type: str) -> str:
     """Return a name that no other task and no other worker uses: our own ids are random."""
-    kind = media_type(result.content_type)
+    kind = media_type(content_type)
     suffix = next((suffix for word, suffix in _SUFFIXES.items() if word in kind), "bin")
-    return f"{result.own_id}-{result.sha256[:16]}.{suffix}"
+    return f"{result.own_id}-{digest[:16]}.{suffix}"
 
 
 def _metadata(result: OutgoingResult) -> dict[str, Any]:

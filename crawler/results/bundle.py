@@ -19,10 +19,11 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -32,6 +33,7 @@ from crawler.config import failpoint
 from crawler.db import raw_pages, result_files, timeline
 from crawler.db.connection import Database
 from crawler.db.imports import add_to_size
+from crawler.db.result_files import LinkedFile
 from crawler.db.results import encoded_reasons, insert_carried, iso, set_place
 from crawler.errors import FetchError, InputError, StoreError, UrlError
 from crawler.fetch.body import decode_stored
@@ -119,13 +121,6 @@ class Maker(msgspec.Struct, frozen=True):
     version: str
 
 
-class LinkedFile(msgspec.Struct, frozen=True):
-    """A file that a record names; what became of it is in its own result."""
-
-    field: str
-    url: str
-
-
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a line of `records/` that the ledger stores."""
 
@@ -155,6 +150,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     method: Method = GET
     body: str = ""
     files: list[LinkedFile] = []
+
+    @property
+    def captures(self) -> list[LinkedFile]:
+        """The files that a browser has made: they have no task of their own."""
+        return result_files.split(self.task_id, self.files)[1]
+
+
+class Packed(NamedTuple):
+    """A result of a bundle with its gzip members: its page, and what a browser has made of it."""
+
+    record: Record
+    page: bytes | None
+    captures: list[bytes]
 
 
 def bundle(
@@ -209,19 +217,40 @@ class _Writer:
         """Add a result and its page."""
         page, place = self._read_page(result), None
         if page:
-            segment = PAGES.format(self._number)
-            place = RawLocation(segment=segment, offset=self._page_bytes, length=len(page))
-        added = {"raw": place, "carried": self._carried(task)}
+            place = self._add_member(page)
+        added: dict[str, Any] = {"raw": place, "carried": self._carried(task)}
+        if result.get("files"):
+            added["files"] = [self._with_capture(file) for file in result["files"]]
         line = msgspec.json.encode(result | added) + b"\n"
         self._records.append(line)
-        self._pages.append(page)
         self._record_bytes += len(line)
-        self._page_bytes += len(page)
         self.results += 1
         self.pages += bool(page)
         is_full = max(self._record_bytes, self._page_bytes) >= PART_BYTES
         if is_full or len(self._records) == BATCH_SIZE:
             self.flush()
+
+    def _add_member(self, member: bytes) -> RawLocation:
+        segment = PAGES.format(self._number)
+        place = RawLocation(segment=segment, offset=self._page_bytes, length=len(member))
+        self._pages.append(member)
+        self._page_bytes += len(member)
+        return place
+
+    def _with_capture(self, file: dict[str, Any]) -> dict[str, Any]:
+        """Add what a browser has made of a page, and return where it is now."""
+        place = msgspec.convert(file.get("raw"), RawLocation | None)
+        if place is None:
+            return file
+        if not self._with_pages:
+            return {**file, "raw": None}
+        try:
+            member = raw_pages.member(self._lpm.raw, place)
+            check_capture(member, file["sha256"], _MAX_PAGE_BYTES)
+        except (StoreError, ValueError):
+            self.unreadable += 1
+            return {**file, "raw": None}
+        return {**file, "raw": self._add_member(member)}
 
     def manifest(self, since: float | None) -> Manifest:
         """Return the manifest of all that was written."""
@@ -297,6 +326,12 @@ def check_page(page: bytes, digest: str, limit: int) -> None:
         raise ValueError("its body does not have the SHA-256 that its record says")
 
 
+def check_capture(member: bytes, digest: str, limit: int) -> None:
+    """Raise ValueError unless this is one whole stored screenshot or PDF with that digest."""
+    if sha256(raw_pages.unpack_capture(member, limit + _MAX_HEADER_BYTES)).hexdigest() != digest:
+        raise ValueError("it does not have the SHA-256 that its record says")
+
+
 class Unbundled(msgspec.Struct, frozen=True):
     """What became of a bundle's results."""
 
@@ -359,10 +394,10 @@ class _Reader:
                 f"but its manifest says {manifest.results:,} and {manifest.pages:,}"
             )
 
-    def batches(self) -> Iterator[list[tuple[Record, bytes | None]]]:
+    def batches(self) -> Iterator[list[Packed]]:
         """Yield the results of each part with their pages; the bundle must be verified."""
         for number, data, raw in self._parts(self.manifest.members):
-            yield [(record, _page_of(record, raw)) for record in self._records(number, data)]
+            yield [_unpacked(record, raw) for record in self._records(number, data)]
 
     def _bad(self, reason: str) -> InputError:
         return InputError(self._name, printable(reason)[:_MAX_REASON_LENGTH])
@@ -472,31 +507,42 @@ class _Reader:
     def _check_pages(self, number: int, records: Sequence[Record], raw: bytes) -> int:
         """Check the pages of a part, which must follow each other. Returns how many there are."""
         end = pages = 0
-        for place, record in enumerate(records, 1):
-            if record.raw is None:
-                continue
-            where = f"the page of {RECORDS.format(number)}, line {place},"
-            begin, end = end, end + record.raw.length
-            is_next = (record.raw.segment, record.raw.offset) == (PAGES.format(number), begin)
-            if not is_next or not begin < end <= len(raw):
-                raise self._bad(f"{where} is not where its record says")
-            try:
-                limit = self._max_body
-                if record.method == FILE:
-                    limit = max(limit, MAX_FILE_BYTES)
-                check_page(raw[begin:end], record.raw_html_hash, limit)
-            except ValueError as error:
-                raise self._bad(f"{where} cannot be used: {error}") from None
-            pages += 1
+        for line, record in enumerate(records, 1):
+            limit = self._max_body
+            if record.method == FILE:
+                limit = max(limit, MAX_FILE_BYTES)
+            members = [
+                (file.raw, f"the {file.field}", partial(check_capture, digest=file.sha256 or ""))
+                for file in record.captures
+                if file.raw
+            ]
+            if record.raw:
+                check = partial(check_page, digest=record.raw_html_hash)
+                members.insert(0, (record.raw, "the page", check))
+                pages += 1
+            for place, what, check in members:
+                where = f"{what} of {RECORDS.format(number)}, line {line},"
+                begin, end = end, end + place.length
+                is_next = (place.segment, place.offset) == (PAGES.format(number), begin)
+                if not is_next or not begin < end <= len(raw):
+                    raise self._bad(f"{where} is not where its record says")
+                try:
+                    check(raw[begin:end], limit=limit)
+                except ValueError as error:
+                    raise self._bad(f"{where} cannot be used: {error}") from None
         if end != len(raw):
             raise self._bad(f"{PAGES.format(number)} holds more than the pages of its records")
         return pages
 
 
-def _page_of(record: Record, raw: bytes) -> bytes | None:
-    if record.raw is None:
-        return None
-    return raw[record.raw.offset : record.raw.offset + record.raw.length]
+def _unpacked(record: Record, raw: bytes) -> Packed:
+    captures = [_cut(raw, file.raw) for file in record.captures if file.raw]
+    page = _cut(raw, record.raw) if record.raw else None
+    return Packed(record, page, captures)
+
+
+def _cut(raw: bytes, place: RawLocation) -> bytes:
+    return raw[place.offset : place.offset + place.length]
 
 
 def _exactly(tar: ZstdFile, size: int) -> bytes:
@@ -516,10 +562,11 @@ def _store(
     new = added_pages = without_result = 0
     with ExitStack() as importing:
         for batch in reader.batches():
-            known = lpm.results.known([record.task_id for record, _ in batch])
+            known = lpm.results.known([each.record.task_id for each in batch])
             without_result += sum(not has_result for has_result in known.values())
-            unknown = [(record, page) for record, page in batch if record.task_id not in known]
-            fresh = {record.task_id: (record, page) for record, page in unknown}
+            fresh = {
+                each.record.task_id: each for each in batch if each.record.task_id not in known
+            }
             if job is None and (fresh or was_broken_off):
                 job = lpm.imports.open_job(
                     key=key,
@@ -533,13 +580,13 @@ def _store(
                 )
                 importing.enter_context(lpm.importing(job))
             if fresh and job:
-                records = [record for record, _ in fresh.values()]
-                insert = _Insert(records, job, source, reader, lpm.now())
-                lpm.save_carried(_each_file_once(lpm, list(fresh.values())), insert)
+                packed = _each_file_once(lpm, list(fresh.values()))
+                insert = _Insert(packed, job, source, reader, lpm.now())
+                lpm.save_carried([_members(each) for each in packed], insert)
                 failpoint("unbundled")
-            others = [(record, page) for record, page in batch if record.task_id in known]
+            others = [each for each in batch if each.record.task_id in known]
             added_pages += _add_pages(lpm, others, reader, source)
-            stored([record.task_id for record, _ in batch])
+            stored([each.record.task_id for each in batch])
             new += len(fresh)
         if job:
             lpm.imports.close(job, lpm.now(), reader.checksum, manifest.results)
@@ -557,32 +604,36 @@ def _store(
     )
 
 
-def _each_file_once(
-    lpm: LocalPersistenceManager, fresh: Sequence[tuple[Record, bytes | None]]
-) -> list[bytes | None]:
-    """Return the pages of results without the files that this ledger has, or that come twice."""
-    pages: list[bytes | None] = []
+def _members(packed: Packed) -> list[bytes]:
+    return [*filter(None, [packed.page]), *packed.captures]
+
+
+def _each_file_once(lpm: LocalPersistenceManager, fresh: Sequence[Packed]) -> list[Packed]:
+    """Return results without the bytes of files that this ledger has, or that come twice."""
+    found: list[Packed] = []
     seen: set[str] = set()
-    for record, page in fresh:
-        digest, is_new = record.raw_html_hash, True
-        if record.method == FILE and page:
+    for each in fresh:
+        digest, is_new = each.record.raw_html_hash, True
+        if each.record.method == FILE and each.page:
             stored = lpm.pages.stored_file(lpm.store.durable, digest)
             is_new = stored is None and digest not in seen
             seen.add(digest)
-        pages.append(page if is_new else None)
-    return pages
+        found.append(each if is_new else each._replace(page=None))
+    return found
 
 
 def _add_pages(
     lpm: LocalPersistenceManager,
-    known: Sequence[tuple[Record, bytes | None]],
+    known: Sequence[Packed],
     reader: _Reader,
     source: str,
 ) -> int:
     """Store the pages that known results lack, as after a bundle without pages. Returns how
     many."""
     pages = {
-        (record.task_id, record.raw_html_hash): page for record, page in known if page is not None
+        (each.record.task_id, each.record.raw_html_hash): each
+        for each in known
+        if each.page is not None
     }
     tasks = dict(pages.keys())
     lacking = [
@@ -592,36 +643,46 @@ def _add_pages(
         and not (segment and lpm.pages.has_segment(segment, end))
     ]
 
-    def update(db: Database, places: Sequence[RawLocation | None]) -> list[int]:
-        for (task, _), place in zip(lacking, places, strict=True):
-            assert place
+    def update(db: Database, places: Sequence[Sequence[RawLocation]]) -> list[int]:
+        for (task, packed), (place, *others) in zip(lacking, places, strict=True):
             set_place(db, task, place)
+            _link_captures(db, task, packed.record, others)
             detail = {"file": source, "checksum": reader.checksum, "raw": place}
             timeline.note(db, task, "page unbundled", detail, lpm.now())
         return [task for task, _ in lacking]
 
     if lacking:
-        lpm.save_carried([page for _, page in lacking], update)
+        lpm.save_carried([_members(packed) for _, packed in lacking], update)
         failpoint("page-unbundled")
     return len(lacking)
+
+
+def _link_captures(db: Database, task: int, record: Record, places: Sequence[RawLocation]) -> None:
+    """Link what browsers have made, and where that is in this ledger."""
+    at = iter(places)
+    result_files.link_captures(
+        db, task, [file.moved(next(at) if file.raw else None) for file in record.captures]
+    )
 
 
 class _Insert:
     """Inserts results into the ledger, held until a command sends them to a Gateway."""
 
     def __init__(
-        self, records: Sequence[Record], job: Job, source: str, reader: _Reader, now: float
+        self, packed: Sequence[Packed], job: Job, source: str, reader: _Reader, now: float
     ) -> None:
-        self._records, self._job, self._source = records, job, source
+        self._packed, self._job, self._source = packed, job, source
         self._reader, self._now = reader, now
         self._files: dict[str, RawLocation] = {}
         """By digest: files of this transaction."""
 
-    def __call__(self, db: Database, places: Sequence[RawLocation | None]) -> list[int]:
-        tasks = [
-            self._insert(db, record, place)
-            for record, place in zip(self._records, places, strict=True)
-        ]
+    def __call__(self, db: Database, places: Sequence[Sequence[RawLocation]]) -> list[int]:
+        tasks = []
+        for packed, found in zip(self._packed, places, strict=True):
+            own = found[0] if packed.page else None
+            tasks.append(self._insert(db, packed.record, own))
+            others = found[1 if packed.page else 0 :]
+            _link_captures(db, tasks[-1], packed.record, others)
         add_to_size(db, self._job, len(tasks))
         return tasks
 
@@ -698,6 +759,6 @@ class _Insert:
             detail["raw"] = place
         number = insert_carried(db, task, result, detail, self._now)
         if record.files:
-            named = [(file.field, urls.parse(file.url)) for file in record.files]
-            result_files.link(db, number, named)
+            named, _ = result_files.split(record.task_id, record.files)
+            result_files.link(db, number, [(file.field, urls.parse(file.url)) for file in named])
         return number

@@ -58,7 +58,8 @@ class FileWriter:
             return {**result, "path": self._write(result["raw_html_hash"], kind, place)}
         if not result.get("files"):
             return result
-        files = [{**file, "path": self._write_linked(file)} for file in result["files"]]
+        own = result["task_id"]
+        files = [{**file, "path": self._write_linked(file, own)} for file in result["files"]]
         return {**result, "files": files}
 
     def finish(self, say: Callable[[str], None]) -> int:
@@ -68,17 +69,22 @@ class FileWriter:
             say(f"{self._missing:,} files are not stored any more")
         return self._written
 
-    def _write_linked(self, file: Mapping[str, Any]) -> str | None:
-        if not file["sha256"]:
+    def _write_linked(self, file: Mapping[str, Any], own: str) -> str | None:
+        """Write a file of a result, whose own task has brought those that a browser has made."""
+        digest, kind = file["sha256"], file["type"] or ""
+        if not digest:
             return None  # it has not been fetched
-        known = self._paths.get(f"{file['sha256']} {file['type']}")
+        known = self._paths.get(f"{digest} {kind}")
         if known:
             return known
-        return self._write(
-            file["sha256"], file["type"] or "", self._lpm.results.file_place(file["task_id"])
-        )
+        if file["task_id"] == own:
+            place = msgspec.convert(file.get("raw"), RawLocation | None)
+            return self._write(digest, kind, place, is_capture=True)
+        return self._write(digest, kind, self._lpm.results.file_place(file["task_id"]))
 
-    def _write(self, digest: str, kind: str, place: RawLocation | None) -> str | None:
+    def _write(
+        self, digest: str, kind: str, place: RawLocation | None, is_capture: bool = False
+    ) -> str | None:
         """Write a file unless it is there; None if its bytes are not stored any more."""
         key = f"{digest} {kind}"
         if key in self._paths:
@@ -86,7 +92,7 @@ class FileWriter:
         path = f"{digest[:2]}/{digest}.{_ENDINGS.get(kind, 'bin')}"
         target = self._folder / path
         if not _is_there(target, digest):
-            body = self._read(digest, place)
+            body = self._read(digest, place, is_capture)
             if body is None:
                 self._missing += 1
                 return None
@@ -99,20 +105,25 @@ class FileWriter:
         self._paths[key] = path
         return path
 
-    def _read(self, digest: str, place: RawLocation | None) -> bytes | None:
+    def _read(self, digest: str, place: RawLocation | None, is_capture: bool) -> bytes | None:
         if place is None or not self._lpm.results.segment_end(place.segment):
             return None
         if self._lpm.pages.is_given_up(place, None):
             return None
-        head, received = raw_pages.read(self._lpm.raw, place)
-        try:
-            body = decode_stored(head, received, limit=_MAX_FILE_BYTES)
-        except FetchError as error:
-            raise StoreError(f"a file in {place.segment} cannot be read ({error})") from error
+        body = self._body(place, is_capture)
         if sha256(body).hexdigest() != digest:
             where = f"the file at byte {place.offset} of {place.segment}"
             raise StoreError(f"{where} is not the one that its result was made of")
         return body
+
+    def _body(self, place: RawLocation, is_capture: bool) -> bytes:
+        if is_capture:
+            return raw_pages.read_capture(self._lpm.raw, place)
+        head, received = raw_pages.read(self._lpm.raw, place)
+        try:
+            return decode_stored(head, received, limit=_MAX_FILE_BYTES)
+        except FetchError as error:
+            raise StoreError(f"a file in {place.segment} cannot be read ({error})") from error
 
 
 def _is_there(target: Path, digest: str) -> bool:

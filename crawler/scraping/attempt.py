@@ -33,6 +33,7 @@ from crawler.models import (
     LINKS,
     RENDERED,
     UNCHANGED,
+    Capture,
     Fetcher,
     JobOptions,
     LeftOut,
@@ -61,7 +62,7 @@ from crawler.scraping.file_links import file_hosts
 from crawler.scraping.follow import LinkFilter, LinkFinder
 from crawler.scraping.redaction import Redactor, hide_in_links, hide_in_parsed
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import Site, scrapers, sitemaps
+from crawler.sites import Site, images, scrapers, sitemaps
 from crawler.sites.crawlfile import Files
 
 Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
@@ -77,6 +78,7 @@ BROWSER_CRASHED = "browser_crashed"
 _OK, _NOT_MODIFIED, _TOO_MANY_REQUESTS = 200, 304, 429
 _MISSING = (404, 410)
 _DAY_S = 86_400
+_PNG = "image/png"
 _NOWHERE = "null"
 """The origin of a request that gets no secrets: headers of a job are for the hosts of its crawl."""
 _HTML = re.compile(
@@ -191,8 +193,10 @@ class PageFetch:
         if self.door:
             page = form_fetch.without_cookie_values(page)
         if redactor := self.redactor:
-            encoding = site.encoding_of(page)
+            encoding, shown = site.encoding_of(page), page.body
             page = await plain.budget.work(redactor.page, page, encoding, plain.budget)
+            if self.rendering and page.body != shown:  # a picture shows what the text hides
+                self.rendering = replace(self.rendering, captures=())
         return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
 
     async def _fetch_plain(self, request: Request, hook: RequestHook) -> Page:
@@ -225,6 +229,7 @@ class PageFetch:
             requests=rendered.requests,
             received=rendered.received,
             refused=rendered.refused,
+            captures=_captures(rendered),
         )
         return _as_rendered(rendered.page)
 
@@ -351,6 +356,19 @@ class PageFetch:
             if _same_page(target, self._task.url):
                 return answer
         return page
+
+
+def _captures(rendered: Rendered) -> tuple[Capture, ...]:
+    """What a browser has made of a page besides its DOM."""
+    found = []
+    if picture := rendered.screenshot:
+        width, height = images.size_of(picture, _PNG) or (None, None)
+        found.append(
+            Capture(name="screenshot", type=_PNG, body=picture, width=width, height=height)
+        )
+    if rendered.pdf:
+        found.append(Capture(name="pdf", type="application/pdf", body=rendered.pdf))
+    return tuple(found)
 
 
 class Attempt:

@@ -147,6 +147,7 @@ def _size(outcome: Outcome) -> int:
         size += len(outcome.page.body)
     if outcome.rendering:
         size += len(outcome.rendering.response.body)
+        size += sum(len(capture.body) for capture in outcome.rendering.captures)
     return size
 
 

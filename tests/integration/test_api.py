@@ -1075,6 +1075,7 @@ def test_a_port_that_only_this_machine_reaches_needs_no_token(tmp_path: Path) ->
     """As in a container that publishes it on 127.0.0.1; other names than this machine's are
     refused there, too."""
     with ApiServer(tmp_path, "--host", "0.0.0.0", "--local") as api:
+        api.url = api.url.replace("0.0.0.0", "127.0.0.1")
         assert api.ask("GET", "/api/jobs").status == 200
         strange = api.ask("GET", "/api/jobs", headers={"Host": "rebound.example"})
 

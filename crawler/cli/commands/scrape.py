@@ -25,10 +25,12 @@ from crawler.cli.options import (
 )
 from crawler.cli.output import existing_store, print_json, require_store, say
 from crawler.config import Settings, program
+from crawler.db import guard, raw_pages
 from crawler.errors import FetchError, InputError, UsageError
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Fetcher, JobOptions, NewTask, Page, TaskStatus
+from crawler.models import Fetcher, JobOptions, NewTask, Page, RawLocation, TaskStatus
+from crawler.render_options import RenderOptions
 from crawler.results import whole_file
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 SCRAPE_LIMIT_S = 240.0
 """Time for three attempts at the slowest page, with the pauses between them."""
+_AS_USUAL = JobOptions()
+_FILE = click.Path(path_type=Path, dir_okay=False)
 _MAX_VALUE_CHARS = 200
 _LINK = re.compile("<link", re.IGNORECASE)
 """`<link rel=preconnect>` makes a browser connect, whatever the page's security policy says."""
@@ -54,6 +58,11 @@ _LINK = re.compile("<link", re.IGNORECASE)
     help="Fetch nothing: parse the stored page again and compare.",
 )
 @fetcher_option
+@click.option("--browser", is_flag=True, help="The same as --fetcher browser.")
+@click.option(
+    "--screenshot", type=_FILE, metavar="FILE", help="Write a picture of the page: a PNG."
+)
+@click.option("--pdf", type=_FILE, metavar="FILE", help="Write the page as a PDF.")
 @robots_option
 @session_options
 @json_option
@@ -63,6 +72,9 @@ def scrape(
     local: bool,
     from_store: bool,
     fetcher: Fetcher | None,
+    browser: bool,
+    screenshot: Path | None,
+    pdf: Path | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
@@ -71,7 +83,8 @@ def scrape(
 
     The task goes through the queue if a stack is up, and otherwise runs in this process. It also
     runs in this process if you send headers, cookies, a proxy or a password in the URL, or if the
-    login of the site names a file with its secrets, because these are not stored.
+    login of the site names a file with its secrets, because these are not stored, and if you say
+    what fetches the page or what is made of it.
 
     With --stored, the stored page is parsed with the present site configuration, and the
     differences to its result are shown. Nothing is changed. Exits with 1 if the page cannot be
@@ -81,25 +94,59 @@ def scrape(
     Example:
       python -m crawler scrape http://county.example/parcel/123
       python -m crawler scrape http://county.example/parcel/123 --stored
+      python -m crawler scrape http://county.example/map --browser --screenshot map.png
     """
     settings = config.load()
+    targets = {"screenshot": screenshot, "pdf": pdf}
+    wanted = {name: target for name, target in targets.items() if target}
     if from_store:
+        if wanted or browser:
+            raise click.UsageError("--stored fetches nothing, and so needs no browser")
         return _parse_stored(settings, urls.parse(url), as_json)
-    report = fetch_now(settings, url, local, ignore_robots, session, fetcher)
+    if browser or wanted:
+        if fetcher not in (None, "browser"):
+            raise click.UsageError(f"--fetcher {fetcher}, but a browser is asked for")
+        fetcher = "browser"
+    for target in wanted.values():
+        guard.check_output(target, settings.data_dir)
+        if not target.parent.is_dir():
+            raise UsageError(f"{target} cannot be written (there is no folder {target.parent})")
+    asked = None
+    if wanted:
+        asked = RenderOptions(screenshot=bool(screenshot), pdf=bool(pdf))
+    how = JobOptions(ignore_robots=ignore_robots, fetcher=fetcher, browser=asked)
+    report = fetch_now(settings, url, local, session, how)
+    is_good = report["status"] == TaskStatus.COMPLETED
+    if is_good:
+        _write_captures(settings, report, wanted)
     if as_json:
         print_json(report)
     else:
         _print_report(report)
-    return int(report["status"] != TaskStatus.COMPLETED)
+    return int(not is_good)
+
+
+def _write_captures(settings: Settings, report: dict[str, Any], wanted: dict[str, Path]) -> None:
+    """Write what a browser has made of a page to files."""
+    files = {file["field"]: file for file in report.get("files") or ()}
+    for name, target in wanted.items():
+        place = msgspec.convert(files.get(name, {}).get("raw"), RawLocation | None)
+        if place is None:
+            raise UsageError(
+                f"there is no {name}: what came is no page, or it shows a secret of the login"
+            )
+        body = raw_pages.read_capture(settings.data_dir / "raw", place)
+        with whole_file(target, settings.data_dir) as file:
+            file.write(body)
+        say(f"{len(body):,} bytes written to {target}")
 
 
 def fetch_now(
     settings: Settings,
     url: str,
     local: bool = False,
-    ignore_robots: bool = False,
     session: "Session | None" = None,
-    fetcher: Fetcher | None = None,
+    how: JobOptions = _AS_USUAL,
 ) -> dict[str, Any]:
     """Fetch a URL as a task of its own, and return its report."""
     address = urls.parse(url)
@@ -108,14 +155,13 @@ def fetch_now(
 
         session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
     session = _with_site_secrets(settings, address.url, session)
-    local = local or ignore_robots or session is not None or fetcher is not None
+    local = local or session is not None or how != _AS_USUAL
     call_id = str(uuid.uuid4())
     new = NewTask(address=address, priority=1, external_id=call_id)
     with LocalPersistenceManager(settings.data_dir) as lpm:
         add = partial(lpm.tasks.add_call, new, loopback=True, held=local)
         task = None if local else add()
         if task is None or not _through_queue(lpm, address.url, call_id, task):
-            how = JobOptions(ignore_robots=ignore_robots, fetcher=fetcher)
             task = _in_this_process(settings, lpm, add, how, session)
         return lpm.results.report(task)
 
