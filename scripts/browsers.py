@@ -444,7 +444,7 @@ def is_calm(process: psutil.Process) -> bool:
 
 def accounted(found: Sequence[Row], kills: Sequence[Kill]) -> list[str]:
     """Print what the faults have cost, and return what is not as promised."""
-    crashes = [kill.at for kill in kills]
+    crashes = [kill.at for kill in kills if kill.kind in ("browser", "driver", "guard")]
     for row in found:
         if row.kind == "eat":
             crashes += [at for at, kind, _ in row.events if kind in ENDS]
@@ -456,6 +456,9 @@ def accounted(found: Sequence[Row], kills: Sequence[Kill]) -> list[str]:
         else:
             wrong += wrong_culprit(row, kills)
     good = [row for row in found if row.kind == "app"]
+    most = sum(kill.kind == "renderer" for kill in kills)
+    if sum(row.failures for row in good) > most:
+        wrong.append(f"{most} killed renderers have cost more failures than that")
     print(f"{len(kills)} kills: {', '.join(f'{each.kind} ({cost(each, good)})' for each in kills)}")
     print(
         f"neighbours: {sum(spared(row) for row in good)} fetches lost with a browser (at most "
@@ -474,9 +477,13 @@ def accounted(found: Sequence[Row], kills: Sequence[Kill]) -> list[str]:
 
 def cost(kill: Kill, good: Sequence[Row]) -> str:
     """How many good pages a kill has cost something."""
-    kinds = ("broken off", "retry", "worker died")
+    kinds = {"renderer": "retry", "child": "worker died", "worker": "worker died"}
     hit = sum(
-        any(kind in kinds and follows(at, [kill.at]) for at, kind, _ in row.events) for row in good
+        any(
+            kind == kinds.get(kill.kind, "broken off") and follows(at, [kill.at])
+            for at, kind, _ in row.events
+        )
+        for row in good
     )
     return f"hit {hit}"
 
@@ -512,6 +519,9 @@ def wrong_innocent(
     struck = sum(bool(detail.get("parsing")) for _, detail in events_of(row, "worker died"))
     if row.strikes != struck or row.strikes > 1:
         wrong.append(f"{row.path} has {row.strikes} strikes")
+    lost = [detail for _, kind, detail in row.events if kind in (*ENDS, "worker died")]
+    if row.attempts != 1 + sum(detail.get("began", True) for detail in lost):
+        wrong.append(f"{row.path} has {row.attempts} attempts, {len(lost)} of which were lost")
     return wrong
 
 
@@ -545,8 +555,9 @@ def renders(path: Path, given: argparse.Namespace) -> int:
         counts: list[tuple[float, int]] = []
 
         def is_done() -> bool:
-            counts.append((time.time(), stack.folder.books().completed))
-            return counts[-1][1] >= given.renders or stack.folder.books().open == 0
+            books = stack.folder.books()
+            counts.append((time.time(), books.completed))
+            return books.completed + books.failed >= given.renders
 
         wait_for(is_done, 3600, f"{given.renders} pages", pause_s=0.5)
         took_s = time.monotonic() - began
