@@ -457,7 +457,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     fetcher: Fetcher = "http"
     """What fetches the task's page, by its job or its site."""
     needs: str | None = None
-    """What the task needs from now on, if it was claimed by a process that cannot fetch it."""
+    """What the task needs from now on, where that is not what it needed before."""
     learned: bool | None = None
     """Whether pages like this one need a browser, if that has turned out."""
     crawl: CrawlOptions | None = None

@@ -102,12 +102,15 @@ class FetchOptions(msgspec.Struct, frozen=True):
 
 def needed(task: Task, fetcher: Fetcher, was_learned: bool = False) -> str:
     """Return what a task needs to be fetched now: its page may need a browser, and nothing else
-    does."""
+    does. `was_learned`: pages like it need one."""
     if task.method != GET or task.role is Role.SITEMAP:
         return HTTP
     if fetcher != "auto":
         return fetcher
-    return BROWSER if was_learned else task.needs
+    if was_learned:
+        return BROWSER
+    # One that has not been tried was left to a browser for what others like it had shown.
+    return task.needs if task.attempts else HTTP
 
 
 class PageFetch:
@@ -413,6 +416,7 @@ class Attempt:
             site=(site.name, site.version),
             rule=gate.rule(task.domain),
             fetcher=fetcher,
+            needs=HTTP if self._needs == HTTP else None,
             crawl=how.options.crawl,
         )
         self._page_fetch = PageFetch(
@@ -554,10 +558,14 @@ class Attempt:
         if rendering:
             work = self._budget.work
             gained = await work(shows_more, page, rendering.response, self._site, self._budget)
-            if not gained:
+            if verdict.completed and not gained:
                 self._note(learned=False)
             return False
-        if verdict.name != "empty_shell" or self._task.method != GET:
+        if self._task.method != GET:
+            return False
+        if verdict.name != "empty_shell":
+            if verdict.completed:
+                self._note(learned=False)
             return False
         found = decided("needs_browser", *verdict.evidence)
         self._note(

@@ -272,6 +272,8 @@ class Claims:
             self._return_unused(reserved)
         self._leases.update((task.id, task.fence) for task in tasks)
         failpoint("claimed")
+        for task in tasks:
+            self._correct_learned(task)
         if tasks:
             self._last_domain = tasks[-1].domain
         self.poll_s = POLL_S
@@ -323,6 +325,11 @@ class Claims:
         if time.monotonic() - self._read_learned_at >= JOB_CACHE_S:
             self._learned = self._lpm.browser_pages.learned()
             self._read_learned_at = time.monotonic()
+
+    def _correct_learned(self, task: Task) -> None:
+        """Forget at once what others have found to be wrong: a page rendered in vain is dear."""
+        if self._learned:
+            self._lpm.browser_pages.correct(self._learned, task.domain, task.url)
 
     def _lines(self, queues: Sequence[str], tabs: int) -> tuple[list[Line], bool]:
         """Where to take tasks from now; says too whether others were left out for lack of tabs."""

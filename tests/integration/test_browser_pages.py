@@ -12,12 +12,14 @@ import psutil
 import pytest
 
 from crawler.config import Settings
-from crawler.fetch.browser import Browser
+from crawler.fetch.browser import FOLDER, Browser
 from crawler.history import audit, step_text, timeline
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES, Fetcher, Job, JobOptions
 from crawler.waits import WaitFinder
 from crawler.worker import Worker
+from tests.support.pages import Answer, parcel
+from tests.support.script_site import APP, ScriptSite
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new
@@ -26,8 +28,8 @@ from tests.support.tasks import new
 class Pages:
     """A store, and processes with and without a browser that work on it one after the other."""
 
-    def __init__(self, folder: Path, site: Site) -> None:
-        self.site, self.data = site, folder / "data"
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url, self.data = url, folder / "data"
         self.settings = Settings(
             data_dir=self.data, config_dir=folder / "config", min_free=0, rate="none", slice_s=20
         )
@@ -44,16 +46,20 @@ class Pages:
 
     def add(self, job: Job, *paths: str) -> None:
         """Add pages to a job."""
-        self.lpm.persist_tasks(
-            [new(self.site.url + path) for path in paths], job=job, loopback=True
-        )
+        self.lpm.persist_tasks([new(self.at(path)) for path in paths], job=job, loopback=True)
 
-    def work(self, browser: bool) -> None:
+    def at(self, path: str) -> str:
+        """The URL of a path; another host is named with it."""
+        return path if path.startswith("http") else self.url + path
+
+    def work(self, browser: bool, *switches: str) -> None:
         """Work on what is due, with a browser on what needs one, too."""
         queues: Sequence[str] = QUEUES
         its: Browser | None = None
         if browser:
             queues, its = MESSAGE_QUEUES, Browser.of(self.settings)
+        if switches:
+            its = Browser(self.data / "run" / FOLDER, self.settings.max_body, switches=switches)
         worker = Worker(self.settings, queues=queues, browser=its)
         try:
             worker.run_slice("", queues)
@@ -64,7 +70,7 @@ class Pages:
     def row(self, columns: str, path: str) -> tuple[Any, ...]:
         """Columns of a page's task."""
         [row] = self.lpm.store.db.all(
-            f"SELECT {columns} FROM tasks WHERE url = ?", (self.site.url + path,)
+            f"SELECT {columns} FROM tasks WHERE url = ?", (self.at(path),)
         )
         return tuple(row)
 
@@ -77,12 +83,29 @@ class Pages:
 @pytest.fixture
 def pages(tmp_path: Path, site: Site) -> Iterator[Pages]:
     """A store without tasks."""
-    pages = Pages(tmp_path, site)
+    pages = Pages(tmp_path, site.url)
     yield pages
     pages.lpm.close()
 
 
-def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(pages: Pages) -> None:
+@pytest.fixture
+def scripts() -> Iterator[ScriptSite]:
+    """A site of pages with scripts."""
+    with ScriptSite() as scripts:
+        yield scripts
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, scripts: ScriptSite) -> Iterator[Pages]:
+    """A store without tasks, for that site."""
+    pages = Pages(tmp_path, scripts.url)
+    yield pages
+    pages.lpm.close()
+
+
+def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(
+    pages: Pages, site: Site
+) -> None:
     """A process without a browser leaves it alone, at no cost; rendered, it has its record, its DOM
     and before it the response as stored pages, and its other requests in the audit."""
     # Given a page that a script makes
@@ -91,7 +114,7 @@ def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(pages: Pa
     # When a process without a browser takes it, and then one with a browser
     pages.work(browser=False)
     left = pages.row("status, needs, attempts, failures", "/shell/1")
-    asked = pages.site.hits().get("/shell/1", 0)
+    asked = site.hits().get("/shell/1", 0)
     waits = WaitFinder(pages.settings, pages.lpm)._browser_waits(
         job, pages.lpm.counts.progress(job), []
     )
@@ -127,18 +150,18 @@ def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(pages: Pa
     assert [each.subrequests for each in audit(pages.lpm)] == [1]
 
 
-def test_what_needs_no_browser_is_fetched_without_one(pages: Pages) -> None:
+def test_what_needs_no_browser_is_fetched_without_one(pages: Pages, site: Site) -> None:
     """A page that was left to a browser before its site's file was changed takes the way of HTTP
     in a process with a browser."""
     job = pages.job(fetcher="http")
-    url = pages.site.url + "/page/1"
+    url = pages.at("/page/1")
     pages.lpm.persist_tasks([new(url, needs=BROWSER)], job=job, loopback=True)
 
     pages.work(browser=True)
 
     [result] = pages.lpm.results.read(job)
     assert result["verdict"] == "ok"
-    assert pages.site.hits()["/page/1"] == 1
+    assert site.hits()["/page/1"] == 1
 
 
 def test_auto_learns_which_pages_need_a_browser(pages: Pages) -> None:
@@ -165,6 +188,7 @@ def test_auto_learns_which_pages_need_a_browser(pages: Pages) -> None:
 
     # When a page of a pattern shows the same in both
     db = pages.lpm.store.durable
+    db.execute("DELETE FROM browser_pages WHERE pattern = '/page/*'")
     db.execute("UPDATE browser_pages SET pattern = '/page/*'")
     pages.add(job, "/page/2")
     pages.work(browser=True)
@@ -172,6 +196,69 @@ def test_auto_learns_which_pages_need_a_browser(pages: Pages) -> None:
     # Then that is forgotten
     assert pages.row("status", "/page/2") == ("completed",)
     assert pages.lpm.browser_pages.listed() == []
+
+
+def test_auto_does_not_render_what_stands_beside_pages_that_need_a_browser(
+    scripted: Pages, scripts: ScriptSite
+) -> None:
+    """A path with both kinds of pages is found out by the first that needs no browser, and each of
+    its pages is tried by HTTP from then on; those that are left to a browser already, too."""
+    # Given a path that seems to need a browser, and thirty pages of it that do not
+    shells, plain = ["/parcel/1000", "/parcel/1001"], [f"/parcel/{n}" for n in range(40)]
+    scripts.answers |= {path: Answer(APP.replace("list", "app")) for path in shells}
+    scripts.answers |= {path: Answer(parcel(n)) for n, path in enumerate(plain)}
+    job = scripted.job(shells[0], fetcher="auto")
+    scripted.work(browser=False)
+    scripted.add(job, *plain[:30])
+    scripted.work(browser=False)
+    left = {scripted.row("status, needs, attempts", path) for path in plain[:30]}
+    assert left == {("pending", BROWSER, 0)}
+
+    # When a browser takes them
+    scripted.work(browser=True)
+
+    # Then it has rendered as many as were in its tabs when it was found out
+    assert {scripted.row("status, failures", path) for path in plain[:30]} == {("completed", 0)}
+    rendered = [asked.path for asked in scripts.asked if "sec-fetch-dest" in asked.headers]
+    assert shells[0] in rendered
+    assert len([path for path in rendered if path in plain]) <= 2 * scripted.settings.tabs
+    assert scripted.lpm.browser_pages.listed() == []
+
+    # When more of both kinds come
+    scripts.asked.clear()
+    scripted.add(job, shells[1], *plain[30:])
+    scripted.work(browser=False)
+
+    # Then each is tried by HTTP, and the path is not learned again
+    assert {scripted.row("status, needs", path) for path in plain[30:]} == {("completed", "http")}
+    assert scripted.row("status, needs, attempts", shells[1]) == ("pending", BROWSER, 1)
+    assert scripted.lpm.browser_pages.listed() == []
+
+
+def test_pages_that_hang_or_eat_memory_cost_their_neighbours_nothing(
+    scripted: Pages, tmp_path: Path
+) -> None:
+    """In one browser, beside good pages: each fails for its own reason."""
+    # Given two bad pages, and good ones, in the tabs of one browser
+    sites = tmp_path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "bad.yaml").write_text(
+        "hosts: [localhost]\nrate: none\ntimeout_s: 10\nretry: {attempts: 1}\n"
+    )
+    elsewhere = scripted.url.replace("127.0.0.1", "localhost")
+    bad = [f"{elsewhere}/spins", f"{elsewhere}/crashes"]
+    good = [f"/app?{n}" for n in range(6)]
+    scripted.job(*bad, *good, fetcher="browser")
+
+    # When they are rendered
+    scripted.work(True, "--js-flags=--max-old-space-size=100")
+
+    # Then the bad ones have failed, and nobody else has
+    columns = "status, error_type, failures, strikes"
+    assert scripted.row(columns, bad[0]) == ("failed", "timeout", 1, 0)
+    assert scripted.row(columns, bad[1]) == ("failed", "page_crashed", 1, 0)
+    assert {scripted.row(columns, path) for path in good} == {("completed", None, 0, 0)}
+    assert not list((scripted.data / "run" / FOLDER).iterdir())
 
 
 def test_a_stack_renders_pages_through_kills(tmp_path: Path, site: Site) -> None:
