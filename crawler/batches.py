@@ -1,18 +1,21 @@
 """Batches for programs and the API: URLs of a session into the ledger, and results out of it."""
 
 import hashlib
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from crawler import config, urls
 from crawler.config import Settings
+from crawler.db import raw_pages
 from crawler.db.batches import Asked, Batch, NewBatch, TaskOutcome
 from crawler.db.imports import RejectedRow
+from crawler.db.result_files import LinkedFile
 from crawler.db.results import iso
 from crawler.errors import StoreError, UrlError, UsageError
 from crawler.fetch import session as sessions
@@ -28,8 +31,11 @@ MAX_URLS = 100_000
 SUCCESS, FAILED, PENDING = "success", "failed", "pending"
 INVALID_URL = "invalid_url"
 
-Format = Literal["record", "text", "markdown", "html", "links"]
-FORMATS: tuple[str, ...] = get_args(Format)
+SCREENSHOT = "screenshot"
+MAX_PICTURE_BYTES = 4_000_000
+"""Size up to which a screenshot is part of a result."""
+
+Format = Literal["record", "text", "markdown", "html", "links", "screenshot"]
 _SHORT = Annotated[str, Meta(max_length=20)]
 
 
@@ -54,8 +60,15 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def of_job(self) -> JobOptions:
         """Those that the job of the session has."""
-        names = ("rate", "ignore_robots", "fetcher", "browser")
-        return JobOptions(**{name: getattr(self, name) for name in names})
+        browser = self.browser
+        if SCREENSHOT in self.formats:
+            browser = RenderOptions(screenshot=True).over(browser or RenderOptions())
+        return JobOptions(
+            rate=self.rate,
+            ignore_robots=self.ignore_robots,
+            fetcher=self.fetcher,
+            browser=browser,
+        )
 
 
 Note = Callable[[LocalPersistenceManager, Job], None]
@@ -106,10 +119,10 @@ def submit(
         raise UsageError(f"{len(given):,} URLs are more than {MAX_URLS:,}: import them from a file")
     if options.rate is not None and (problem := config.bad_rate(options.rate)):
         raise UsageError(f"options: rate: {problem}")
-    if options.browser:
+    if browser := options.of_job.browser:
         from crawler.sites.browserfile import check_browser  # most programs need no sites
 
-        check_browser(options.browser, options.fetcher)
+        check_browser(browser, options.fetcher)
     check_formats(_made_of_pages(options.formats))
     headers = tuple(options.headers.items())
     session = Session(headers=headers)
@@ -174,8 +187,9 @@ def shown(options: BatchOptions) -> dict[str, Any]:
 
 
 def _made_of_pages(formats: Sequence[str]) -> tuple[str, ...]:
-    """The formats for which the page is read; the record is in the ledger."""
-    return tuple(name for name in formats if name != "record")
+    """The formats for which the page is read; the record is in the ledger, and a browser has made
+    the screenshot."""
+    return tuple(name for name in formats if name not in ("record", SCREENSHOT))
 
 
 def _rows(
@@ -211,7 +225,41 @@ class BatchReader:
         results = [self._result(row, outcomes, stored) for row in asked]
         if formats := _made_of_pages(self._batch.shown["formats"]):
             self._add_formats(formats, asked, results)
+        if SCREENSHOT in self._batch.shown["formats"]:
+            for row, result in zip(asked, results, strict=True):
+                if row.task is not None and "metadata" in result:
+                    self._add_screenshot(row.task, result)
         return results
+
+    def capture(self, task: int, name: str) -> tuple[str, bytes]:
+        """Return the type and the bytes of what a browser has made of a page; `StoreError` says why
+        there is none."""
+        return self._captured(self._find_capture(task, name))
+
+    def _find_capture(self, task: int, name: str) -> LinkedFile:
+        for file in self._lpm.results.captures(task):
+            if file.field == name:
+                return file
+        why = "no browser was to make one, what came is no page, or the page shows a secret"
+        raise StoreError(f"there is no {name}: {why}")
+
+    def _captured(self, file: LinkedFile) -> tuple[str, bytes]:
+        if file.raw is None:
+            raise StoreError(f"the {file.field} was removed by prune")
+        return file.type or "", raw_pages.read_capture(self._lpm.raw, file.raw)
+
+    def _add_screenshot(self, task: int, result: dict[str, Any]) -> None:
+        try:
+            file = self._find_capture(task, SCREENSHOT)
+            size = file.bytes or 0
+            if size > MAX_PICTURE_BYTES:
+                where = f"/api/results/{result['task_id']}/files/{SCREENSHOT}"
+                raise StoreError(f"{size:,} bytes are too many for a result; it is at {where}")
+            kind, picture = self._captured(file)
+            result[SCREENSHOT] = f"data:{kind};base64,{b64encode(picture).decode()}"
+        except StoreError as error:
+            result[SCREENSHOT] = None
+            result.setdefault(ERRORS, {})[SCREENSHOT] = str(error)
 
     def _add_formats(
         self, formats: tuple[str, ...], asked: Sequence[Asked], results: list[dict[str, Any]]

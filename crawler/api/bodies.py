@@ -84,6 +84,8 @@ class Browser(_Body):
         Field(description="What is not loaded."),
     ] = None
     steps: Annotated[list[Step], Field(max_length=render_options.MAX_STEPS)] | None = None
+    screenshot: Annotated[bool | None, Field(description="Keep a picture of the page.")] = None
+    pdf: Annotated[bool | None, Field(description="Keep a PDF of the page.")] = None
 
 
 class Options(_Body):
@@ -93,7 +95,8 @@ class Options(_Body):
         list[Format],
         Field(
             max_length=10,
-            description="`record`: the fields as `data`. `text`: the text as `content`.",
+            description="`record`: the fields as `data`. `text`: the text as `content`. "
+            "`screenshot`: a picture of the whole page as `data:` URI, made by a browser.",
         ),
     ] = list(DEFAULT_FORMATS)
     only_main_content: Annotated[
@@ -195,6 +198,7 @@ class Result(BaseModel):
     content: str | None = None
     html: str | None = None
     data: dict[str, Any] | None = None
+    screenshot: str | None = None
     metadata: dict[str, Any] | None = None
     reason: str | None = None
     error: str | None = None

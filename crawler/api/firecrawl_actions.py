@@ -118,4 +118,6 @@ def _step(action: Any, clicked: str) -> Step | None:
             return None
         case Scroll(selector=selector):
             return Step(scroll=selector or 1)
+    if action.type == "screenshot":
+        raise ValueError("screenshot is not supported; the format screenshot shows the end")
     raise ValueError(f"{action.type} is not supported")

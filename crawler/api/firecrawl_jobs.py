@@ -461,9 +461,9 @@ def document(
     """Return a collected page as a document; `url` is as the client has written it."""
     made: dict[str, Any] = {}
     for name in notes["v2_formats"]:
-        value = result.get("html" if name == "rawHtml" else name)
+        value = result.get("html" if name == "rawHtml" else name.removesuffix("@fullPage"))
         if value is not None:
-            made[name] = value
+            made[name.removesuffix("@fullPage")] = value
     if "markdown" in made and not notes["keeps_images"]:
         made["markdown"] = _BASE64_IMAGE.sub("(<Base64-Image-Removed>)", made["markdown"])
     problems = [f"{name}: {why}" for name, why in result.get("format_errors", {}).items()]

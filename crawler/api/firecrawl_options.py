@@ -49,10 +49,12 @@ _FORMATS: dict[str, Format] = {
     "html": "html",
     "rawHtml": "html",
     "links": "links",
+    "screenshot": "screenshot",
+    "screenshot@fullPage": "screenshot",
 }
 """The formats that there are, and what results call them."""
 _BY_MODEL = "needs a language model, which this server does not have"
-_NO_PICTURES = "is made by a browser, and this server keeps none"
+_WHOLE_PAGE = "screenshot shows the whole page, as wide as 1,280 pixels"
 _NO_BROWSER = "it needs a browser, and this server has none"
 _WHY_NO_FORMAT = {
     "json": _BY_MODEL,
@@ -60,8 +62,6 @@ _WHY_NO_FORMAT = {
     "query": _BY_MODEL,
     "question": _BY_MODEL,
     "highlights": _BY_MODEL,
-    "screenshot": _NO_PICTURES,
-    "screenshot@fullPage": _NO_PICTURES,
     "changeTracking": "is not there; `listings changes` has the changes of sites with a file",
 }
 
@@ -294,7 +294,7 @@ def understand(
     for name, why in REFUSED.items():
         if given.get(name):
             raise UsageError(f"{name} is not supported: {why}")
-    formats, warnings = _formats(scrape)
+    formats, warnings = _formats(scrape, has_browser)
     steps, more = _steps(scrape, has_browser)
     warnings += [*_warnings(given, kind), *more]
     wanted = dict.fromkeys(_FORMATS[name] for name in formats)
@@ -320,20 +320,39 @@ def _steps(
     return (), [f"waitFor has no effect: {_NO_BROWSER}"]
 
 
-def _formats(scrape: ScrapeOptions) -> tuple[tuple[str, ...], list[str]]:
+def _formats(
+    scrape: ScrapeOptions, has_browser: Callable[[], bool]
+) -> tuple[tuple[str, ...], list[str]]:
     """Return the formats that there are, and a warning for each other one. One at least must be
     there."""
     asked = scrape.formats if scrape.formats is not None else ["markdown"]
     names = list(dict.fromkeys(each if isinstance(each, str) else each.type for each in asked))
-    known = tuple(name for name in names if name in _FORMATS)
+    there = dict(_FORMATS)
+    pictures = {name for name in names if there.get(name) == "screenshot"}
+    why = dict(_WHY_NO_FORMAT)
+    if pictures and not has_browser():
+        for name in pictures:
+            del there[name]
+            why[name] = f"cannot be made: {_NO_BROWSER}"
+        pictures = set()
+    known = tuple(name for name in names if name in there)
     lacking = [
-        f"the format {name} {_WHY_NO_FORMAT.get(name, 'is not there')}"
-        for name in names
-        if name not in _FORMATS
+        f"the format {name} {why.get(name, 'is not there')}" for name in names if name not in there
     ]
     if lacking and not known:
-        raise UsageError(f"{lacking[0]}; there are {', '.join(_FORMATS)}")
+        raise UsageError(f"{lacking[0]}; there are {', '.join(there)}")
+    if pictures and not all(map(_is_of_whole_page, asked)):
+        lacking.append(_WHOLE_PAGE)
     return known, lacking
+
+
+def _is_of_whole_page(given: str | FormatObject) -> bool:
+    """Whether a format is no screenshot, or one as this server makes them."""
+    if isinstance(given, str):
+        return given != "screenshot"
+    more = given.model_extra or {}
+    is_as_made = more.get("fullPage") is True and not more.keys() & {"quality", "viewport"}
+    return given.type != "screenshot" or is_as_made
 
 
 def _warnings(given: Mapping[str, Any], kind: str) -> list[str]:

@@ -6,7 +6,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from crawler import urls
-from crawler.batches import Format
 
 MAX_PIECE = 50_000
 """Characters of one piece of a page."""
@@ -30,7 +29,7 @@ SessionId = Annotated[
     ),
 ]
 Formats = Annotated[
-    tuple[Format, ...],
+    tuple[PageFormat, ...],
     Meta(
         min_length=1,
         max_length=5,

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -24,7 +24,7 @@ from crawler.api.service import Service, service_of
 from crawler.api.tokens import Client
 from crawler.batches import Statistics, statistics
 from crawler.db.batches import Asked, Batch
-from crawler.errors import UrlError, UsageError
+from crawler.errors import StoreError, UrlError, UsageError
 from crawler.models import Job, JobStatus
 
 MAX_RESULTS = 1000
@@ -362,13 +362,42 @@ def page(request: Request, task_id: TaskId, client: CurrentClient) -> Response:
     return Response(
         decode_stored(*stored, limit=MAX_PAGE),
         media_type=kind if kind.isascii() and kind.isprintable() else "application/octet-stream",
-        headers={
-            # A page of somebody else must not act as a page of this server.
-            "Content-Disposition": f'attachment; filename="{task_id}"',
-            "Content-Security-Policy": "sandbox; default-src 'none'",
-            "X-Content-Type-Options": "nosniff",
-        },
+        headers=_attached(task_id),
     )
+
+
+@router.get(
+    "/api/results/{task_id}/files/{name}",
+    summary="The screenshot or the PDF of one task",
+    responses={
+        200: {"content": {"image/png": {}, "application/pdf": {}}},
+    },
+    response_class=Response,
+)
+def file(
+    request: Request,
+    task_id: TaskId,
+    name: Literal["screenshot", "pdf"],
+    client: CurrentClient,
+) -> Response:
+    """Give what a browser has made of a page: `formats: ["screenshot"]` or `browser: {pdf: true}`
+    ask for it."""
+    service = service_of(request)
+    task, owner = _task(service, client, task_id)
+    try:
+        kind, body = service.backend.reader(owner).capture(task, name)
+    except StoreError as error:
+        raise ApiError(404, "no_file", str(error)) from None
+    return Response(body, media_type=kind, headers=_attached(f"{task_id}.{name}"))
+
+
+def _attached(name: str) -> dict[str, str]:
+    """Headers for what somebody else has made: it must not act as a page of this server."""
+    return {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+    }
 
 
 def _task(service: Service, client: Client, task_id: str) -> tuple[int, Batch]:

@@ -10,11 +10,6 @@ from crawler.models import Outcome
 MAX_PATTERNS = 200
 """Patterns of one domain whose pages need a browser, and as many of others; pages of further ones
 are tried by HTTP first, each time."""
-_TRIED = " tried by HTTP"
-"""Stands after the version of a pattern some of whose pages need no browser. Such a pattern is not
-learned again: each of its pages is tried by HTTP first, and none is rendered in vain."""
-_IS_TRIED = f"site_version LIKE '%{_TRIED}'"
-
 Learned = dict[tuple[str, str], str]
 """The version of the site's file under which each domain and pattern was learned: another one
 forgets it."""
@@ -49,43 +44,47 @@ class BrowserPages(Part):
 
     def listed(self) -> list[BrowserPage]:
         """All that is known, by domain and pattern."""
-        sql = f"""SELECT domain, pattern, site, learned_at FROM browser_pages
-            WHERE NOT {_IS_TRIED} ORDER BY 1, 2"""
+        sql = """SELECT domain, pattern, site, learned_at FROM browser_pages
+            WHERE is_needed ORDER BY 1, 2"""
         return [BrowserPage(*row) for row in self._db.all(sql)]
 
     def correct(self, learned: Learned, domain: str, url: str) -> None:
         """Take out what was learned of pages like this one if it is not true any more."""
         page = (domain, pattern_of(url))
-        if page in learned and _version(self._db, page) != learned[page]:
+        if page in learned and _known(self._db, page) != (learned[page], True):
             del learned[page]
 
 
 def learned(db: Database) -> Learned:
     """All that is known."""
-    rows = db.all(f"SELECT domain, pattern, site_version FROM browser_pages WHERE NOT {_IS_TRIED}")
+    rows = db.all("SELECT domain, pattern, site_version FROM browser_pages WHERE is_needed")
     return {(domain, pattern): version for domain, pattern, version in rows}
 
 
-def _version(db: Database, page: tuple[str, str]) -> str:
-    sql = "SELECT site_version FROM browser_pages WHERE (domain, pattern) = (?, ?)"
-    return str(db.value(sql, page, ""))
+def _known(db: Database, page: tuple[str, str]) -> tuple[str, bool] | None:
+    """The version under which something was learned, and whether a browser is needed."""
+    sql = "SELECT site_version, is_needed FROM browser_pages WHERE (domain, pattern) = (?, ?)"
+    row = db.one(sql, page)
+    return (row[0], bool(row[1])) if row else None
 
 
 def note(db: Database, outcome: Outcome, now: float) -> None:
-    """Note what a page has taught. Part of a transaction."""
+    """Note what a page has taught. Part of a transaction.
+
+    A pattern some of whose pages need no browser is not learned again: each of its pages is tried
+    by HTTP first, and none is rendered in vain.
+    """
     if outcome.learned is None:
         return
     task, (site, version) = outcome.task, outcome.site
     page = (task.domain, pattern_of(task.url))
-    tried = version + _TRIED
-    new = version if outcome.learned else tried
-    if _version(db, page) in (new, tried):
+    if _known(db, page) in ((version, outcome.learned), (version, False)):
         return
     db.execute("DELETE FROM browser_pages WHERE (domain, pattern) = (?, ?)", page)
     db.execute(
-        f"""INSERT INTO browser_pages (domain, pattern, site, site_version, task, learned_at)
-            SELECT ?1, ?2, ?3, ?4, ?5, ?6
-            WHERE ?8 > (SELECT count(*) FROM browser_pages
-                        WHERE domain = ?1 AND ({_IS_TRIED}) <> ?7)""",
-        (*page, site, new, task.id, now, outcome.learned, MAX_PATTERNS),
+        """INSERT INTO browser_pages
+               (domain, pattern, site, site_version, is_needed, task, learned_at)
+           SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+           WHERE ?8 > (SELECT count(*) FROM browser_pages WHERE domain = ?1 AND is_needed = ?5)""",
+        (*page, site, version, outcome.learned, task.id, now, MAX_PATTERNS),
     )

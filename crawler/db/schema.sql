@@ -628,6 +628,7 @@
         pattern      TEXT NOT NULL,                  -- a star for each part of the path with a digit
         site         TEXT NOT NULL,
         site_version TEXT NOT NULL,                  -- another version of its file forgets it
+        is_needed    INTEGER NOT NULL,               -- 0: some of its pages are whole by HTTP
         task         INTEGER NOT NULL,               -- whose page showed it
         learned_at   REAL NOT NULL,
         PRIMARY KEY (domain, pattern)

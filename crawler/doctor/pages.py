@@ -23,7 +23,7 @@ from crawler.db.store import Opened
 from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Observation, listed, repair_command
 from crawler.doctor.reconciliation import insert_row
-from crawler.errors import CrawlerError, FetchError, UrlError
+from crawler.errors import CrawlerError, FetchError, StoreError, UrlError
 from crawler.fetch.body import decode_stored
 from crawler.files import read_regular
 from crawler.models import RawLocation
@@ -31,6 +31,7 @@ from crawler.models import RawLocation
 _MAX_SHOWN = 20
 _READ_BYTES = 1 << 16
 _MAX_PAGE_BYTES = 1 << 30
+_CAPTURES_PER_WORD = 100
 _GRACE_S = 60
 """How long a file may lag behind the ledger while a process works."""
 
@@ -108,6 +109,54 @@ def check_segments(context: Context) -> Iterator[Observation]:
         yield from _report_unknown(context, files[name])
     if not bad:
         yield Observation("ok", f"{total} stored pages in {len(files)} segments can be read")
+
+
+def check_captures(context: Context) -> Iterator[Observation]:
+    """Check that each screenshot and each PDF can be read, where its segment is there."""
+    raw = context.folder / "raw"
+    lost: list[tuple[int, str]] = []
+    rows = context.db.all(
+        """SELECT task, field, capture FROM result_files WHERE capture ->> '$.raw.segment' IN
+               (SELECT name FROM raw_segments)"""
+    )
+    for number, (task, name, text) in enumerate(rows, 1):
+        if number % _CAPTURES_PER_WORD == 0:
+            context.progress(f"reading file {number} of {len(rows)} that a browser has made …")
+        fields = msgspec.json.decode(text, type=_Capture)
+        if (raw / fields.raw.segment).exists() and not _is_whole(raw, fields):
+            lost.append((task, name))
+    if not lost:
+        return
+    shown = _listed_urls(context, [task for task, _ in lost])
+    detail = f"{len(lost)} screenshots and PDFs cannot be read, their results are whole: {shown}"
+    if not context.repair:
+        yield Observation("wrong", detail, repair_command(context))
+        return
+    with context.lpm() as lpm:
+        with writing(lpm.store.durable):
+            lpm.store.durable.executemany(
+                """UPDATE result_files SET capture = json_remove(capture, '$.raw')
+                   WHERE task = ? AND field = ? AND capture NOT NULL""",
+                lost,
+            )
+        for task, _ in lost:
+            lpm.files.write_one(task)
+    yield Observation("mended", f"{detail}; their places were removed")
+
+
+class _Capture(msgspec.Struct, frozen=True):
+    """Where a screenshot or a PDF is, and its digest."""
+
+    sha256: str
+    raw: RawLocation
+
+
+def _is_whole(raw: Path, capture: _Capture) -> bool:
+    try:
+        body = raw_pages.read_capture(raw, capture.raw)
+    except StoreError:
+        return False
+    return sha256(body).hexdigest() == capture.sha256
 
 
 def _expected_pages(context: Context, name: str) -> tuple[int | None, list[ExpectedPage]]:
