@@ -249,17 +249,20 @@ class BatchReader:
         return file.type or "", raw_pages.read_capture(self._lpm.raw, file.raw)
 
     def _add_screenshot(self, task: int, result: dict[str, Any]) -> None:
+        result[SCREENSHOT], problem = None, ""
         try:
             file = self._find_capture(task, SCREENSHOT)
             size = file.bytes or 0
-            if size > MAX_PICTURE_BYTES:
+            if size <= MAX_PICTURE_BYTES:
+                kind, picture = self._captured(file)
+                result[SCREENSHOT] = f"data:{kind};base64,{b64encode(picture).decode()}"
+            else:
                 where = f"/api/results/{result['task_id']}/files/{SCREENSHOT}"
-                raise StoreError(f"{size:,} bytes are too many for a result; it is at {where}")
-            kind, picture = self._captured(file)
-            result[SCREENSHOT] = f"data:{kind};base64,{b64encode(picture).decode()}"
+                problem = f"{size:,} bytes are too many for a result; it is at {where}"
         except StoreError as error:
-            result[SCREENSHOT] = None
-            result.setdefault(ERRORS, {})[SCREENSHOT] = str(error)
+            problem = str(error)
+        if problem:
+            result.setdefault(ERRORS, {})[SCREENSHOT] = problem
 
     def _add_formats(
         self, formats: tuple[str, ...], asked: Sequence[Asked], results: list[dict[str, Any]]

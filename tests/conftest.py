@@ -29,6 +29,7 @@ IN_A_BROWSER = [
     "integration/test_browser.py",
     "integration/test_browser_pages.py",
     "integration/test_browser_steps.py",
+    "integration/test_pictures.py",
     "integration/test_rendering.py",
 ]
 collect_ignore = [] if browser.chromium() else IN_A_BROWSER

@@ -545,7 +545,6 @@ HOSTILE: list[tuple[str, object, int, str]] = [
     ("scrape", {"url": "x" * 20_000}, 400, "url"),
     ("scrape", {"url": URL, "colour": 1}, 400, "colour"),
     ("scrape", {"url": URL, "formats": ["gif"]}, 400, "formats"),
-    ("scrape", {"url": URL, "formats": ["screenshot"]}, 400, "browser"),
     ("scrape", {"url": URL, "formats": [{"type": "json"}]}, 400, "language model"),
     ("scrape", {"url": URL, "timeout": -1}, 400, "timeout"),
     ("scrape", {"url": URL, "timeout": 10**30}, 400, "timeout"),
