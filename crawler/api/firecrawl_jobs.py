@@ -202,7 +202,7 @@ class Jobs:
     def _notes(
         self, kind: Kind, body: Request, how: Understood, given: Sequence[str]
     ) -> dict[str, Any]:
-        is_changed = how.options.headers or how.options.browser
+        is_changed = how.options.headers or how.options.of_job.browser
         is_plain = not is_changed and not any(map(urls.credentials, given))
         return {"v2": kind, "request": _digest(kind, body), "is_plain": is_plain, **how.notes}
 
@@ -300,7 +300,7 @@ class Jobs:
     def stored_page(self, client: str, body: ScrapeBody, how: Understood) -> dict[str, Any] | None:
         """A page that this client has collected within its `maxAge`; None if it is to be
         fetched."""
-        is_changed = how.options.headers or how.options.browser
+        is_changed = how.options.headers or how.options.of_job.browser
         if not body.max_age or is_changed or urls.credentials(body.url):
             return None
         address = self.check(body.url)

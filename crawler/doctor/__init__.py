@@ -155,7 +155,6 @@ def examine(
                 # Before leases: freeing those truncates segments to the end that the ledger knows.
                 "segments": pages.check_segments,
                 "captures": pages.check_captures,
-                "captures": pages.check_captures,
                 "leases": ledger.check_leases,
                 "results": pages.rebuild_results,
                 "projections": pages.check_pending,

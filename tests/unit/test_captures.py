@@ -1,7 +1,6 @@
 """Screenshots and PDFs in the store: beside their page, in exports, bundles and repairs."""
 
 import os
-import tarfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -10,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from crawler.errors import InputError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Capture, Outcome, Rendering, Task, TaskStatus
 from crawler.results import bundle, export
 from crawler.results.archive import prune
 from tests.support.patient import look
 from tests.support.tasks import done, new, open_job, page
+from tests.unit.test_bundle import pack, signed, unpack
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 300
 PDF = b"%PDF-1.4 of the page"
@@ -163,23 +164,13 @@ def test_a_member_that_is_none_is_refused(lpm: LocalPersistenceManager, tmp_path
     """A bundle whose record says another digest of a picture brings nothing in."""
     collect(lpm, "http://a.example/1")
     bundle.bundle(lpm, tmp_path / "bundle", job=None, since=None, raw=True)
-    name = bundle.RECORDS.format(1)
-    with bundle.ZstdFile(tmp_path / "bundle") as packed, tarfile.open(fileobj=packed) as tar:
-        members = {each.name: (tar.extractfile(each) or packed).read() for each in tar}
-    wrong, right = sha256(b"other").hexdigest(), sha256(PNG).hexdigest()
-    members[name] = members[name].replace(right.encode(), wrong.encode())
-    manifest = msgspec.json.decode(members[bundle.MANIFEST], type=bundle.Manifest)
-    listed = [bundle.member_of(each, members[each]) for each in members if each != bundle.MANIFEST]
-    members[bundle.MANIFEST] = msgspec.json.encode(
-        msgspec.structs.replace(manifest, members=tuple(listed))
-    )
-    with bundle.ZstdFile(tmp_path / "forged", "w") as out:
-        for each, data in members.items():
-            out.write(bundle.tar_header(each, len(data)) + data + bytes(-len(data) % 512))
-        out.write(bytes(1024))
+    (_, lines), (_, pages), _ = unpack(tmp_path / "bundle")
+    record = msgspec.json.decode(lines)
+    record["files"][0]["sha256"] = sha256(b"other").hexdigest()
+    pack(tmp_path / "forged", signed([record], pages))
 
     with (
         LocalPersistenceManager(tmp_path / "other") as other,
-        pytest.raises(bundle.InputError, match=r"the screenshot of .* cannot be used"),
+        pytest.raises(InputError, match=r"the screenshot of .* cannot be used"),
     ):
         bundle.unbundle(other, tmp_path / "forged", 10_000_000)
