@@ -45,7 +45,8 @@ def test_services_and_images() -> None:
     assert "container_name: redis" in block("redis")
     for name in ("prepare", "worker", "flower", "beat"):
         assert "image: crawler:latest" in block(name)
-        assert "build: ." in block(name)
+    assert re.findall(r"^    build: \.(?= )", block("prepare"), re.MULTILINE)
+    assert COMPOSE.count("build:") == 1  # else a second `up -d` starts everything anew
     assert "command: celery -A crawler worker -Q urgent,default -c 4\n" in block("worker")
     for fact in ("STANDALONE=true", "REDIS_URL=redis://redis:6379/0", "GATEWAY_SYNC=disabled"):
         assert f"- {fact}\n" in block("worker")
