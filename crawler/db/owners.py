@@ -243,8 +243,17 @@ def workers(folder: Path) -> dict[int, list[int]]:
     return _with_children(note for note in living(folder) if note.about.get("kind") == "worker")
 
 
+def fetchers(folder: Path) -> dict[int, list[int]]:
+    """Those of them that take more than tasks which need a browser."""
+    return _with_children(
+        note
+        for note in living(folder)
+        if note.about.get("kind") == "worker" and note.about.get("queues") != [BROWSER]
+    )
+
+
 def browsers(folder: Path) -> dict[int, list[int]]:
-    """Those of them that only take tasks which need a browser."""
+    """The worker processes that only take tasks which need a browser, with their children."""
     return _with_children(note for note in living(folder) if note.about.get("queues") == [BROWSER])
 
 

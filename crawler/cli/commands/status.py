@@ -223,11 +223,8 @@ def _pids(settings: Settings) -> dict[str, Any]:
     from crawler.stack import is_beat_running, read_stack
 
     stack = read_stack(settings.data_dir)
-    workers = owners.workers(_owners(settings))
-    browsers = owners.browsers(_owners(settings))
-    for pid in browsers:
-        workers.pop(pid, None)
     return {
+        "in_containers": stack.container,
         "unreadable": stack.unreadable,
         "still": _stopped_processes(settings, stack),
         "supervisor": _living_pid(stack.supervisor),
@@ -237,8 +234,8 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "has_beat": is_beat_running(settings.data_dir),  # also one without a stack
         "api": _living_pid(stack.api),
         "flower": _living_pid(stack.flower),
-        "workers": _with_children(workers),
-        "browsers": _with_children(browsers),
+        "workers": _with_children(owners.fetchers(_owners(settings))),
+        "browsers": _with_children(owners.browsers(_owners(settings))),
         "direct": sorted(
             note.pid for note in owners.living(_owners(settings)) if note.about["kind"] == "direct"
         ),
@@ -249,7 +246,9 @@ def _with_children(workers: dict[int, list[int]]) -> list[dict[str, Any]]:
     return [{"pid": pid, "children": sorted(workers[pid])} for pid in sorted(workers)]
 
 
-def _shown_workers(workers: list[dict[str, Any]]) -> str:
+def _shown_workers(workers: list[dict[str, Any]], in_containers: bool) -> str:
+    if in_containers and workers:  # their pids mean nothing here, and may be the same in several
+        return f"{sum(len(each['children']) for each in workers)} in containers"
     return ", ".join(f"{each['pid']} with {len(each['children'])} children" for each in workers)
 
 
@@ -477,13 +476,15 @@ def _process_line(facts: dict[str, Any], tz: tzinfo | None) -> str:
     redis_state = "down"
     if redis["up"]:
         redis_state = f"up ({sum(redis['messages'].values()):,} messages)"
+    workers = _shown_workers(pids["workers"], pids["in_containers"])
+    browsers = _shown_workers(pids["browsers"], pids["in_containers"])
     parts = [
         f"supervisor {supervisor}",
         f"redis {redis_state}",
-        f"workers {_shown_workers(pids['workers']) or 'none'}",
+        f"workers {workers or 'none'}",
     ]
-    if pids["browsers"]:
-        parts.append(f"browsers {_shown_workers(pids['browsers'])}")
+    if browsers:
+        parts.append(f"browsers {browsers}")
     if pids["direct"]:
         parts.append(f"processes of programs {', '.join(map(str, pids['direct']))}")
     if pids["agent"]:
