@@ -63,7 +63,7 @@ YEARS = (40, 100)
 
 
 def data(number: int) -> str:
-    """The record of a page and its years, of 20 to 60 KB as they stand in the page."""
+    """The record of a page and its years, of 17 to 42 KB as they stand in the page."""
     dice = random.Random(SEED * 1_000_033 + number)
     record = {
         "parcel": f"{number:05d}-{dice.randint(100, 999)}",
