@@ -12,12 +12,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import measure, report
 from benchmarks.script_site import BLOCKED, ScriptSite, serving
+from benchmarks.site import FIELDS
 from crawler import config
 from crawler.fetch.browser_process import find_program, lacking
 
@@ -71,6 +73,8 @@ class Run(NamedTuple):
     """That the server got for a page."""
     load: float
     """Of the machine, when it began."""
+    empty: int
+    """Pages that were stored before their script had built the record."""
 
 
 Runs = dict[str, list[Run]]
@@ -80,19 +84,28 @@ def one(name: str, site: ScriptSite, pages: int, program: str) -> Run:
     """One run; all its pages must be there, and nothing that is blocked."""
     who, load = CONTESTANTS[name], os.getloadavg()[0]
     wanted = site.urls(min(pages, who.pages))
-    file, folder = WORK / "urls.txt", WORK / "run" / f"browser-{name}"
+    (WORK / "run").mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="browser-", dir=WORK / "run"))
+    file = folder / "urls.txt"
     file.write_text("\n".join(wanted) + "\n")
     site.asked.clear()
     python = Path(sys.executable) if who.ours else PEERS
     options = {"tabs": TABS, "program": program, **who.options}
     env = {**os.environ, "CRAWLER_BROWSER_PATH": program}
-    found = measure.run(who.module, python, file, folder, options, env)
-    log = folder.with_suffix(".log")
+    found = measure.run(who.module, python, file, folder / name, options, env)
+    log = folder / f"{name}.log"
     if found.pages != len(wanted):
         raise SystemExit(f"browser: {name} stored {found.pages} of {len(wanted)} pages; see {log}")
     if site.asked["json"] < len(wanted) or any(site.asked[kind] for kind in BLOCKED):
         raise SystemExit(f"browser: {name} asked for {dict(site.asked)}; see {log}")
-    return Run(found, site.asked.total() / len(wanted), load)
+    return Run(found, site.asked.total() / len(wanted), load, empty_in(folder, len(wanted)))
+
+
+def empty_in(folder: Path, pages: int) -> int:
+    """How many of the stored records lack a field."""
+    stored = [*folder.glob("*/data/pending/*.json"), *folder.glob("*/pages/*.json")]
+    records = [json.loads(path.read_text())["data"] for path in stored]
+    return pages - sum(all(record.get(name) for name in FIELDS) for record in records)
 
 
 def in_turn(number: int) -> list[str]:
@@ -111,8 +124,8 @@ def measured(rounds: int, pages: int, program: str) -> Runs:
                 run = one(name, site, pages, program)
                 runs[name].append(run)
                 about = {"round": number, "name": name, **run.measured._asdict()}
-                told = {**about, "requests": run.requests, "load": run.load}
-                print(json.dumps(told), file=sys.stderr, flush=True)
+                about |= {"requests": run.requests, "load": run.load, "empty": run.empty}
+                print(json.dumps(about), file=sys.stderr, flush=True)
     shutil.rmtree(WORK / "run")
     return runs
 
@@ -140,6 +153,7 @@ def told(runs: Runs, program: str) -> str:
                 spread([run.measured.cpu_per_1000 / 1000 for run in found]),
                 spread([run.measured.peak_mb for run in found]),
                 f"{statistics.median(run.requests for run in found):.1f}",
+                sum(run.empty for run in found),
             )
         )
     causes = {
@@ -163,8 +177,9 @@ def told(runs: Runs, program: str) -> str:
             f"stylesheet; image and font are blocked. {TABS} pages at a time for all, until half a "
             f"second has passed without a request. Interleaved rounds: {rounds}; medians, and from "
             "least to most. CPU and memory are those of all processes, with browsers and drivers; "
-            "the corridor's also with Redis and a worker that renders nothing. The load of the "
-            f"machine before each run was {min(loads):.1f} to {max(loads):.1f}.",
+            "the corridor's also with Redis and a worker that renders nothing. Without record: "
+            "pages of all rounds that were stored before their script had built them. The load of "
+            f"the machine before each run was {min(loads):.1f} to {max(loads):.1f}.",
             report.table(("goal", "", "measured", ""), goals),
             report.table(
                 (
@@ -175,6 +190,7 @@ def told(runs: Runs, program: str) -> str:
                     "CPU s / page",
                     "peak MB",
                     "requests / page",
+                    "without record",
                 ),
                 rows,
             ),

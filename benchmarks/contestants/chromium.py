@@ -35,9 +35,6 @@ def adopt_orphans() -> None:
 
 
 def keep(store: Store, url: str, dom: str) -> None:
-    """Store a page and its record, which only a page whose script has run has."""
+    """Store a page and its record."""
     body = dom.encode()
-    record = fields(body)
-    if not all(record.values()):
-        raise SystemExit(f"{url} has no whole record: {record}")
-    store.add(url, body, record)
+    store.add(url, body, fields(body))
