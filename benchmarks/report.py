@@ -13,12 +13,24 @@ from pathlib import Path
 import psutil
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-ORDER = ("speed", "crash", "crash_links", "links", "replay", "library", "prune", "api", "parts")
+ORDER = (
+    "speed",
+    "crash",
+    "crash_links",
+    "links",
+    "browser",
+    "replay",
+    "library",
+    "prune",
+    "api",
+    "parts",
+)
 """The sections, in the order in which they are read."""
 PEERS = (
     "scrapy",
     "scrapy-redis",
     "crawlee",
+    "playwright",
     "celery",
     "requests",
     "beautifulsoup4",

@@ -2,8 +2,9 @@
 store, acknowledged.
 
 The permit, robots.txt and the egress rule are on; the limits are wider than what is possible,
-unless `polite` asks for those that hold by default. `workers` are Celery's children. With
-`distributed` false the same goes on in this process alone, without Redis and Celery.
+unless `polite` asks for those that hold by default. `workers` are Celery's children, `browsers`
+those that render pages, and `site` is added to the site's file. With `distributed` false the same
+goes on in this process alone, without Redis and Celery.
 """
 
 import json
@@ -48,6 +49,7 @@ def settings_of(given: Order) -> config.Settings:
         "fields": FIELDS,
     }
     about = polite if given.options.get("polite") else SITE
+    about = about | given.options.get("site", {})
     (folder / "sites" / "bench.yaml").write_text(json.dumps(about))  # JSON is YAML
     os.environ |= {
         "CRAWLER_DATA_DIR": str(given.folder / "data"),
@@ -58,14 +60,14 @@ def settings_of(given: Order) -> config.Settings:
 
 
 @contextmanager
-def workers(settings: config.Settings, count: int) -> Iterator[None]:
+def workers(settings: config.Settings, count: int, browsers: int = 0) -> Iterator[None]:
     """Redis and Celery's children; what they log goes to where errors go."""
-    with Orchestrator(settings, count) as stack:
+    with Orchestrator(settings, count, browsers=browsers) as stack:
         stack.start_all()
         try:
             yield
         finally:
-            for name in ("worker", "redis"):
+            for name in ("worker", "browsers", "redis"):
                 log = settings.data_dir / "logs" / f"{name}.log"
                 sys.stderr.write(log.read_text()[-4000:] if log.exists() else "")
 
@@ -87,7 +89,7 @@ def main() -> None:
     files = written(given)
     settings = settings_of(given)
     if given.options.get("distributed", True):
-        with workers(settings, given.options["workers"]):
+        with workers(settings, given.options["workers"], given.options.get("browsers", 0)):
             from crawler.tasks import fill_window  # it finds the stack that is up now
 
             ready()

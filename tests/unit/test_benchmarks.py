@@ -1,10 +1,11 @@
 """The benchmark's own parts that figures rest on: the site, the fields, the report."""
 
+import json
 from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser
 
-from benchmarks import report, site
+from benchmarks import browser, report, script_site, site
 
 
 def test_the_site_is_the_same_everywhere_and_holds_what_is_asked_for() -> None:
@@ -40,3 +41,20 @@ def test_a_section_of_the_report_replaces_only_itself(tmp_path: Path) -> None:
     text = file.read_text()
     assert "old parts" not in text
     assert text.index("speed") < text.index("new parts")
+
+
+def test_pages_that_need_a_browser_have_their_record_only_in_their_data() -> None:
+    """The data is made from a page's number alone, and has all fields; the page itself has none."""
+    data = script_site.data(7)
+    assert data == script_site.data(7) != script_site.data(8)
+    assert list(json.loads(data)["record"]) == list(site.FIELDS)
+    assert 10_000 < len(data) < 60_000
+    tree = LexborHTMLParser(script_site.SHELL.format(number=7))
+    assert not any(tree.css_first(css) for css in site.FIELDS.values())
+
+
+def test_each_round_begins_with_another_contestant() -> None:
+    """All take part in each round, and the order goes round."""
+    orders = [browser.in_turn(number) for number in range(len(browser.CONTESTANTS))]
+    assert all(sorted(order) == sorted(browser.CONTESTANTS) for order in orders)
+    assert len({order[0] for order in orders}) == len(orders)
