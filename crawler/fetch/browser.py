@@ -88,6 +88,7 @@ class Browser:
             program=settings.browser_path,
             egress=Egress(settings.allow_nets),
             through=Proxies.from_environment(*proxies),
+            limits=BrowserLimits(slots=settings.tabs),
         )
 
     @property

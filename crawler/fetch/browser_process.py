@@ -166,7 +166,7 @@ class Chromium:
             if isinstance(error, TimeoutError):
                 message = f"the browser did not start within {START_S:g} s"
                 raise FetchError("browser_crashed", message) from None
-            if isinstance(error, Error | OSError):
+            if isinstance(error, Exception):  # the library has none of its own for its driver's end
                 message = f"the browser did not start ({_last_line(str(error))})"
                 raise FetchError("browser_crashed", message) from None
             raise

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import platform
 import sys
 import threading
 import time
@@ -118,7 +119,8 @@ class Worker:
         client = Client.of(settings)
         budgets = Budgets(self._memory, self._owner, self._watchdog)
         robots = Robots(lpm.run / "robots")
-        name = f"{kind}:{os.getpid()}"
+        # Containers on one store have the same pids.
+        name = f"{kind}:{os.getpid()}@{platform.node()}"
         attempts = Attempts(
             name,
             client.fetch,
