@@ -99,6 +99,7 @@ def test_the_description_is_complete(tmp_path: Path) -> None:
         "/api/domains",
         "/api/jobs",
         "/api/results/{task_id}",
+        "/api/results/{task_id}/files/{name}",
         "/api/results/{task_id}/page",
         "/api/scrape",
         "/api/why",

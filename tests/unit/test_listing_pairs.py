@@ -396,7 +396,7 @@ def test_images_that_were_fetched_are_compared(lpm: LocalPersistenceManager) -> 
         for place, photo in zip(places, photos, strict=True):
             db.execute("UPDATE listings SET task = ? WHERE url = ?", (tasks[place].id, place))
             db.execute(
-                "INSERT INTO result_files VALUES (?, 0, 'photos', ?, ?)",
+                "INSERT INTO result_files VALUES (?, 0, 'photos', ?, ?, NULL)",
                 (tasks[place].id, photo, urls.parse(photo).key),
             )
 

@@ -62,7 +62,7 @@ def fill(lpm: LocalPersistenceManager, job: Job) -> None:
     db, first = lpm.store.durable, "(SELECT min(id) FROM tasks WHERE job_id = ?1)"
     for sql in (
         f"INSERT INTO record_versions SELECT {first}, 1, '{{}}', NULL, 'p', '1', 's', '1', 0",
-        f"INSERT INTO result_files SELECT {first}, 1, 'photo', 'http://a.example/', x'00'",
+        f"INSERT INTO result_files SELECT {first}, 1, 'photo', 'http://a.example/', x'00', NULL",
         f"INSERT INTO validators SELECT url_key, 'e', NULL, id FROM tasks WHERE id = {first}",
         "INSERT INTO rejected_rows (job_id, source_line, reason, text) VALUES (?1, 9, 'url', 'x')",
         "UPDATE jobs SET rejected = 1 WHERE id = ?1",
