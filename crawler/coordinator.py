@@ -364,7 +364,7 @@ class _Stall:
 
         job = self._lpm.jobs.get(self._job.id)
         if job.queue.startswith(DIRECT):  # without asking Redis, which such a session does not need
-            return endless_wait(self._finder.find_quickly(job))
+            return endless_wait(self._finder.find_for_session(job))
         return endless_wait(self._finder.find(job, self._lpm.counts.progress(job)))
 
 

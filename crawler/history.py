@@ -208,6 +208,8 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         if rendered := detail.get("rendered"):
             requests = counted(rendered["requests"], "request")
             detail["rendered"] = f"with {requests} more, {rendered['received']:,} bytes"
+        if not 0 < detail.get("not_before", 0.0) < HELD:
+            detail.pop("not_before", None)  # at once, or held for the process that has it
         if "limit" in detail:
             detail["limit"] = str(msgspec.convert(detail["limit"], RateRule))
         steps.append(Step(at, kind, detail))

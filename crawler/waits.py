@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +16,7 @@ from crawler.config import Settings, argument, program
 from crawler.db import owners
 from crawler.db.jobs import mend
 from crawler.errors import ServiceError
+from crawler.fetch.browser_process import lacking
 from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -83,6 +83,11 @@ class WaitFinder:
         found += self._sibling_waits(job)
         return sorted(found, key=lambda wait: not wait.stops)
 
+    def find_for_session(self, job: Job) -> list[Wait]:
+        """Return what a session waits for that has a process of its own, without asking Redis."""
+        books = self._lpm.counts.progress(job)
+        return self.find_quickly(job) + self._browser_waits(job, books, self._workers(job))
+
     def _workers(self, job: Job | None) -> list[owners.OwnerState]:
         """Return the processes that take tasks of a job, or of all jobs: workers, and those that
         programs run for their own sessions. These count only if nothing waits for a worker."""
@@ -124,12 +129,8 @@ class WaitFinder:
         command, effect = f"{program()} up --browsers 1", "starts one"
         if self._stack().up:
             command, effect = f"{program()} worker --browser", "starts one, beside the stack"
-        if workers and all(note.about.get("kind") == "direct" for note in workers):
-            # Such a process would render them itself, if this machine had all that it takes.
-            command = "apt-get install chromium-headless-shell"
-            if find_spec("playwright") is None:
-                command = "pip install '.[browser]'"
-            effect = "installs one; begin again then"
+        if lack := lacking(self._settings.browser_path):
+            command, effect = "", f"{lack}; begin again then"
         stops = tasks == books.open
         return [
             Wait(
@@ -506,11 +507,15 @@ class WaitFinder:
         what = f"waiting for {shortened(printable(page.url))} since {since}"
         if tasks > 1:
             what += f" (and {counted(tasks - 1, 'other page')})"
+        until = page.since + self._timeout_s(page.url)
+        effect = "it is given up then, at the latest"
+        if until <= time.time():
+            effect = "its time is up, and it is given up soon"
         return Wait(
             kind="page",
             what=what,
-            until=page.since + self._timeout_s(page.url),
-            effect="it is given up then, at the latest",
+            until=until,
+            effect=effect,
             tasks=tasks,
             stops=stops,
         )

@@ -186,6 +186,12 @@ def conflicts_text(found: Conflicts) -> str:
     )
 
 
+def print_rendered(pages: int) -> None:
+    """Print how many pages of a job needed a browser, if any did."""
+    if pages:
+        print(f"  {counted(pages, 'page')} needed a browser")
+
+
 def print_reasons(
     reasons: dict[str, dict[str, int]],
     examples: list[dict[str, Any]],

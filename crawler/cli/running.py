@@ -19,6 +19,7 @@ from crawler.cli.output import (
     print_line,
     print_reasons,
     print_receipt,
+    print_rendered,
     say,
 )
 from crawler.cli.progress import CrawlProgress, JobProgress
@@ -171,7 +172,8 @@ def _say_left(settings: Settings, series: Series) -> None:
     with contextlib.suppress(StoreError), lpm:
         found = _count(lpm, series.begun)
         accepted, open_ = sum(each.accepted for each in found), sum(each.open for each in found)
-        say(f"{accepted - open_:,} of {accepted:,} are done, {open_:,} are left")
+        verb = "is" if open_ == 1 else "are"
+        say(f"{accepted - open_:,} of {accepted:,} are done, {open_:,} {verb} left")
         if not series.only:
             ended = sum(not each.open for each in found)
             all_ = counted(len(found) + series.waiting, "site")
@@ -343,8 +345,7 @@ def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
     else:
         same = f", {receipt.unchanged:,} unchanged" if receipt.unchanged else ""
         print(f"{_collected(books, crawled)} collected{same}; {places}")
-        if rendered := lpm.counts.in_browsers(job):
-            print(f"  {counted(rendered, 'page')} needed a browser")
+        print_rendered(lpm.counts.in_browsers(job))
         if any(changes.values()):
             print(f"  listings: {counts_text(changes)}")
         for each in conflicts:

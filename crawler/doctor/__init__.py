@@ -130,6 +130,7 @@ def examine(
     installed: dict[str, Check] = {
         "versions": machine.check_versions,
         "sites": machine.check_sites,
+        "browser": machine.check_browser,
     }
     if not context.folder.exists():
         what = f"there is no store in {context.folder} yet"

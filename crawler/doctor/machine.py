@@ -26,7 +26,7 @@ from crawler.doctor import (
     repair_command,
     resume_command,
 )
-from crawler.errors import ServiceError
+from crawler.errors import InputError, ServiceError
 from crawler.files import strangers
 from crawler.logs import printable
 from crawler.models import MESSAGE_QUEUES
@@ -153,6 +153,24 @@ def check_sites(context: Context) -> Iterator[Observation]:
         yield Observation("ok", f"{len(names)} files in {folder / 'sites'} are good")
     else:
         yield Observation("ok", "no site has a file of its own")
+
+
+def check_browser(context: Context) -> Iterator[Observation]:
+    """Check that pages can be rendered, where a setting or a site asks for it."""
+    from crawler import sites as files
+    from crawler.fetch.browser_process import lacking
+
+    settings = context.settings
+    try:
+        fetchers = files.load(settings.config_dir, settings.rate).fetchers
+    except InputError:
+        return  # `check_sites` tells it
+    if fetchers <= {"http"} and settings.browser_path is None:
+        return
+    if lack := lacking(settings.browser_path):
+        yield Observation("wrong", lack, "pages that need a browser wait until then")
+    else:
+        yield Observation("ok", "there is a Chromium for pages that need a browser")
 
 
 def check_inbox(context: Context) -> Iterator[Observation]:

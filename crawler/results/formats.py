@@ -103,6 +103,15 @@ class Shape(NamedTuple):
 # Flat rows
 
 
+def _file_place(file: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return where a file is, or came from. What a browser has made of the page has the page's own
+    URL, which says nothing."""
+    if file.get("path"):
+        return str(file["path"])
+    is_capture = file.get("raw") or file.get("task_id") == result["task_id"]
+    return str(file["field"] if is_capture else file["url"])
+
+
 def flatten(result: Mapping[str, Any]) -> Row:
     """Return a result as one row of text, numbers, booleans and None."""
     row: Row = {name: result.get(name) for name in BASE_COLUMNS}
@@ -114,7 +123,7 @@ def flatten(result: Mapping[str, Any]) -> Row:
     if "invalid" in result:
         row["invalid"] = _cell(result["invalid"])
     if "files" in result:
-        row["files"] = " | ".join(file.get("path") or file["url"] for file in result["files"])
+        row["files"] = " | ".join(_file_place(file, result) for file in result["files"])
     if "path" in result:
         row["path"] = result["path"]
     parser, raw = result["parser"] or {}, result["raw"] or {}

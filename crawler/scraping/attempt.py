@@ -804,6 +804,8 @@ class Attempt:
             message += f", and the page is: {verdict.name.replace('_', ' ')}"
             if verdict.vendor:
                 message += f" ({verdict.vendor})"
+            if verdict.name == "empty_shell" and self._needs != BROWSER:
+                message += ", which a browser may fill: fetcher auto"
         wait_s = retry_after(page.header("retry-after"), self._clock())
         self._note(retry_after_s=wait_s or 0.0)
         self._fail(verdict, message, wait_s)

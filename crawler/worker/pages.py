@@ -92,7 +92,8 @@ class Tabs:
             return await self._render(request, hook, options)
         except FetchError as error:
             if error.reason == BROWSER_CRASHED:
-                raise FetchError("page_crashed", error.message) from error
+                message = f"{error.message}, with this page alone in it"
+                raise FetchError("page_crashed", message) from error
             raise
         finally:
             async with self._left:

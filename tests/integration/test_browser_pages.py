@@ -8,14 +8,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from crawler.config import Settings
+from crawler.db.store import HELD
 from crawler.fetch.browser import FOLDER, Browser
 from crawler.history import audit, step_text, timeline
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import BROWSER, MESSAGE_QUEUES, QUEUES, Fetcher, Job, JobOptions
+from crawler.models import (
+    BROWSER,
+    MESSAGE_QUEUES,
+    QUEUES,
+    Fetcher,
+    Job,
+    JobOptions,
+    Outcome,
+    TaskStatus,
+)
 from crawler.waits import WaitFinder
 from crawler.worker import Worker
 from tests.support.pages import Answer, parcel
@@ -101,6 +112,38 @@ def scripted(tmp_path: Path, scripts: ScriptSite) -> Iterator[Pages]:
     pages = Pages(tmp_path, scripts.url)
     yield pages
     pages.lpm.close()
+
+
+@pytest.mark.parametrize("not_before", [0.0, HELD])
+def test_the_history_of_a_page_that_was_left_to_a_browser_has_no_time_that_nobody_knows(
+    pages: Pages, not_before: float
+) -> None:
+    """`scrape` holds a page for its own process, until a time that no calendar has."""
+    pages.job("/shell/1", fetcher="auto")
+    [task] = pages.lpm.get_next_pending("o")
+    routed = Outcome(
+        task=task, status=TaskStatus.PENDING, worker="w", needs=BROWSER, charge=False,
+        not_before=not_before,
+    )  # fmt: skip
+    pages.lpm.save_result(routed)
+
+    [told] = [step for step in timeline(pages.lpm, task.id).steps if step.what == "needs a browser"]
+
+    assert "not before" not in step_text(told, None, None)
+
+
+def test_without_a_browser_the_wait_says_what_is_missing(pages: Pages, tmp_path: Path) -> None:
+    """A program that is not there is named, instead of a command that would fail for its sake; a
+    session with a process of its own does not wait for ever."""
+    none = tmp_path / "none"
+    settings = msgspec.structs.replace(pages.settings, browser_path=none)
+    job = pages.job("/shell/1", fetcher="browser")
+    pages.work(browser=False)
+
+    [wait] = WaitFinder(settings, pages.lpm).find_for_session(job)
+
+    assert (wait.stops, wait.until, wait.command) == (True, None, "")
+    assert wait.effect.startswith(f"CRAWLER_BROWSER_PATH={none}: there is no such program")
 
 
 def test_a_page_goes_to_a_browser_and_is_stored_with_what_it_came_from(

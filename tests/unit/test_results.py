@@ -496,3 +496,20 @@ def test_a_text_of_a_cell_is_counted_as_excel_counts() -> None:
     assert cell_text("a" * MAX_CELL_LENGTH) == "a" * MAX_CELL_LENGTH
     assert len(cell_text("a" * (MAX_CELL_LENGTH + 1))) == MAX_CELL_LENGTH
     assert cell_text("a" + "🙂" * MAX_CELL_LENGTH).encode("utf-16-le")
+
+
+def test_what_a_browser_has_made_goes_by_its_name_in_tables() -> None:
+    """The URL of a screenshot is that of its page; a written file goes by its path."""
+    shot = {"field": "screenshot", "url": "http://a.example/1", "task_id": "t"}
+    photo = {"field": "photos", "url": "http://a.example/1.jpg", "task_id": "u"}
+    result: dict[str, object] = {
+        "task_id": "t",
+        "parser": None,
+        "raw": None,
+        "input": {},
+        "data": {},
+    }
+
+    row = flatten({**result, "files": [shot, photo, {**shot, "path": "ab/cd.png"}]})
+
+    assert row["files"] == "screenshot | http://a.example/1.jpg | ab/cd.png"

@@ -26,6 +26,7 @@ from crawler.cli.output import (
     print_left_out,
     print_reasons,
     print_receipt,
+    print_rendered,
     say,
     task_label,
 )
@@ -111,7 +112,7 @@ def show(name: str, as_json: bool) -> None:
         each = find_job(lpm, name)
         receipt = lpm.receipt(each)
         crawl = lpm.crawls.progress(each, receipt.books)
-        examples = lpm.counts.examples(each)
+        examples, rendered = lpm.counts.examples(each), lpm.counts.in_browsers(each)
         finder, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = finder.limits(each), lpm.jobs.later_namesakes(each)
         waits = finder.find(each, receipt.books)
@@ -142,6 +143,7 @@ def show(name: str, as_json: bool) -> None:
         print(f"{title}: {printable(finder.describe(wait))}")
     if crawl:
         print(f"crawl: {crawl}")
+    print_rendered(rendered)
     print_reasons(receipt.reasons, examples, each)
     if receipt.crawl:
         print_left_out(receipt.crawl)
@@ -457,7 +459,7 @@ def _print_timeline(found: "TaskHistory", tz: tzinfo | None) -> None:
                 day = at.date()
                 print(f"{at:%A %d %B %Y, %Z}")
             clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
-        _print_wrapped(f"  {clock:13}{step.what:13}{step_text(step, tz, day)}".rstrip())
+        _print_wrapped(f"  {clock:13}{step.what:12} {step_text(step, tz, day)}".rstrip())
     for wait in found.waits:
         _print_wrapped(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}")
 

@@ -29,7 +29,7 @@ from crawler.db import guard, raw_pages
 from crawler.errors import FetchError, InputError, UsageError
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Fetcher, JobOptions, NewTask, Page, RawLocation, TaskStatus
+from crawler.models import BROWSER, Fetcher, JobOptions, NewTask, Page, RawLocation, TaskStatus
 from crawler.render_options import RenderOptions
 from crawler.results import whole_file
 
@@ -204,6 +204,7 @@ def _in_this_process(
     from crawler import logs
     from crawler.direct import shared_permit
     from crawler.fetch.browser import find_browser
+    from crawler.fetch.browser_process import lacking
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
     from crawler.scraping.attempt import FetchOptions
@@ -221,6 +222,8 @@ def _in_this_process(
             worker.scrape(task, SCRAPE_LIMIT_S)
         finally:
             worker.stop()
+    if not browser and lpm.tasks.state_of(task).needs == BROWSER:
+        say(lacking(settings.browser_path))
     return task
 
 
@@ -249,7 +252,8 @@ def _through_queue(lpm: LocalPersistenceManager, url: str, call_id: str, task: i
 def _print_report(report: dict[str, Any]) -> None:
     if report["status"] != TaskStatus.COMPLETED:
         message = printable(report["error_message"] or "not done yet")
-        print(f"{report['status']}: {message} ({report['error_type']})")
+        reason = f" ({report['error_type']})" if report["error_type"] else ""
+        print(f"{report['status']}: {message}{reason}")
         print(f"task {report['task_id']}, {counted(report['attempts'], 'attempt')}")
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")

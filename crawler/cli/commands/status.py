@@ -25,7 +25,7 @@ from crawler.cli.output import (
 from crawler.cli.progress import bar, job_table, name_cell
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.errors import UsageError
+from crawler.errors import ServiceError, UsageError
 from crawler.forecast import Trend, slip
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
@@ -781,8 +781,13 @@ def _print_domains(as_json: bool) -> None:
         with LocalPersistenceManager(settings.data_dir) as lpm:
             for page in lpm.browser_pages.listed():
                 learned.setdefault(page.domain, []).append(page.pattern)
-    with open_rate_limiter(settings) as shared:
-        found = shared.domains(time.time())
+    try:
+        with open_rate_limiter(settings) as shared:
+            found = shared.domains(time.time())
+    except ServiceError:
+        if not as_json:
+            _print_learned(learned)  # the ledger has it, with or without Redis
+        raise
     if as_json:
         patterns = [{"browser_pages": learned.get(each.domain, [])} for each in found]
         facts = zip(map(msgspec.structs.asdict, found), patterns, strict=True)
@@ -794,6 +799,10 @@ def _print_domains(as_json: bool) -> None:
         )
     else:
         _print_states(found)
+    _print_learned(learned)
+
+
+def _print_learned(learned: dict[str, list[str]]) -> None:
     for domain, paths in learned.items():
         shown = ", ".join(map(printable, paths[:MAX_PATTERNS_SHOWN]))
         more = f" and {len(paths) - MAX_PATTERNS_SHOWN} more" * (len(paths) > MAX_PATTERNS_SHOWN)
