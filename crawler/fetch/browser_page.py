@@ -85,7 +85,7 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one page may use. A page that uses more fails."""
 
     requests: int = 200
-    """For other things than documents; those of blocked types do not count."""
+    """For all but the page itself; those of blocked types do not count."""
     traffic: int = 30_000_000
     """Bytes over the wire."""
     navigations: int = 10
@@ -408,7 +408,7 @@ class PageVisit:
         kind = request.resource_type
         if kind == "document" and _is_main(request):
             self._sent = request
-        is_part = kind != "document" and kind not in self._blocked
+        is_part = kind not in self._blocked and not (kind == "document" and _is_main(request))
         if is_part and request.url.startswith(("http:", "https:")):
             self._count("requests")
 

@@ -172,6 +172,7 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
     ("path", "reason"),
     [
         ("/requests", "too_many_requests"),
+        ("/frames", "too_many_requests"),
         ("/traffic", "too_much_traffic"),
         ("/dialogs", "too_many_dialogs"),
         ("/popups", "too_many_popups"),

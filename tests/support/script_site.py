@@ -32,6 +32,8 @@ addEventListener('scroll', () => {
 </script>"""
 MISBEHAVIOUR = {
     "requests": "<script>for (let n = 0; n < 300; n++) fetch('/data?' + n)</script>",
+    "frames": "<script>for (let n = 0; n < 300; n++) document.body.append("
+    "Object.assign(document.createElement('iframe'), {src: '/data?' + n}))</script>",
     "traffic": "<script>fetch('/large')</script>",
     "dialogs": "<script>for (let n = 0; n < 100; n++) alert(n)</script>",
     "popups": "<script>for (let n = 0; n < 100; n++) window.open('/popup')</script>",
