@@ -72,6 +72,7 @@ _SWITCHES = (
     "--disable-quic",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--block-new-web-contents",
+    "--disable-shared-workers",  # the driver does not tell of their requests
     "--disable-features=DialMediaRouteProvider,HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,"
     "MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
     "Prerender2,SpeculationRulesPrefetchFuture,Translate",

@@ -436,6 +436,13 @@ def test_a_page_of_this_machine_has_no_service_worker(renderer: Renderer, site: 
     assert "/service.js" not in site.paths()
 
 
+def test_a_page_has_no_shared_worker(renderer: Renderer, site: ScriptSite) -> None:
+    """Nobody would count its requests."""
+    site.asked.clear()
+    renderer.render(f"{site.url}/shared")
+    assert site.paths() == ["/shared"]
+
+
 def test_an_operators_proxy_is_used_after_the_check(renderer: Renderer) -> None:
     """It gets whole addresses of http pages and CONNECT for others; what is forbidden it never
     sees."""

@@ -81,6 +81,8 @@ class ScriptSite(Pages):
             "/inwards": Answer("", 302, {"Location": "http://169.254.169.254/latest/meta-data"}),
             **{f"/{name}": Answer(f"<body>{body}") for name, body in MISBEHAVIOUR.items()},
             "/service.js": Answer("", headers=script),
+            "/shared": Answer("<body><script>new SharedWorker('/shared.js')</script>"),
+            "/shared.js": Answer("fetch('/data?shared')", headers=script),
             **{f"/more/{number}": Answer(f"{number + 1}") for number in range(10)},
         }
 
