@@ -202,7 +202,12 @@ class PinningProxy:
             sending = asyncio.ensure_future(_send(reader, far_writer, visitor))
             try:
                 if not is_tunnel:
-                    writer.write(await _response_head(far_reader, visitor))
+                    try:
+                        writer.write(await _response_head(far_reader, visitor))
+                    except FetchError as error:
+                        visitor.problems[place] = error
+                        writer.write(_REFUSAL)  # without an answer, the browser would ask again
+                        return
                 await _receive(far_reader, writer, visitor)
             finally:
                 sending.cancel()
@@ -300,6 +305,8 @@ async def _response_head(reader: asyncio.StreamReader, visitor: Visitor) -> byte
             if not _is_interim(status):
                 break
             head = b""
+    if status.split()[1:2] == [b"407"]:  # the browser would sign in to us, and ask again and again
+        raise FetchError("bad_response", "the answer is that of a proxy which asks for a sign-in")
     lines = [status.rstrip(b"\r"), *_kept_lines(head), b"Connection: close", b"", b""]
     return b"\r\n".join(lines)
 

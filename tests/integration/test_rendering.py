@@ -415,6 +415,20 @@ def test_a_broken_answer_is_no_page(
     assert failure(renderer.start(hostile.url + path)).reason == reason
 
 
+def test_an_answer_that_asks_to_sign_in_to_a_proxy_is_none(
+    renderer: Renderer, site: ScriptSite
+) -> None:
+    """The browser would take it for ours, sign in and ask again, without a permit and a count."""
+    headers = {"Proxy-Authenticate": 'Basic realm="crawler"'}
+    site.answers["/proxy"] = Answer("", 407, headers)
+    site.answers["/own"] = Answer("<body><script>fetch('/proxy').catch(() => {})</script>")
+    site.asked.clear()
+    error = failure(renderer.start(f"{site.url}/proxy"))
+    renderer.render(f"{site.url}/own")
+    assert error.reason == "bad_response"
+    assert site.paths() == ["/proxy", "/own", "/proxy"]
+
+
 def test_only_pages_of_the_browser_use_the_proxy(renderer: Renderer, site: ScriptSite) -> None:
     """It asks other programs of this machine for a name that they cannot know."""
     renderer.render(f"{site.url}/app")
