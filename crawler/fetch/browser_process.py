@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from crawler.errors import FetchError
+from crawler.errors import OwnShortage
 from crawler.fetch import browser_guard
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.process import ProcessMark
@@ -143,7 +143,7 @@ class Chromium:
         self.sandboxed = os.geteuid() != 0  # Chromium refuses its sandbox to root
 
     async def start(self, proxy: str) -> "Browser":
-        """Start it, with a proxy that it cannot go around; raises `FetchError`."""
+        """Start it, with a proxy that it cannot go around; raises `OwnShortage`."""
         from playwright.async_api import Error, async_playwright
 
         self._folder.mkdir(mode=0o700, parents=True)
@@ -165,11 +165,10 @@ class Chromium:
                 starting.add_done_callback(_stop_late)
             await asyncio.shield(self.end())
             if isinstance(error, TimeoutError):
-                message = f"the browser did not start within {START_S:g} s"
-                raise FetchError("browser_crashed", message) from None
+                raise OwnShortage(f"the browser did not start within {START_S:g} s") from None
             if isinstance(error, Error | OSError):
-                message = f"the browser did not start ({_last_line(str(error))})"
-                raise FetchError("browser_crashed", message) from None
+                told = _last_line(str(error))
+                raise OwnShortage(f"the browser did not start ({told})") from None
             raise
         browser.on("disconnected", lambda _: self.died.set())
         self._browser = browser
