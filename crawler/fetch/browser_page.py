@@ -285,7 +285,7 @@ class PageVisit:
         )
         picture = pdf = b""
         if self._options.screenshot and not step_failed:
-            picture = await self._picture(tab)
+            picture = await self._picture(tab, cdp)
         if self._options.pdf and not step_failed:
             pdf = await tab.pdf(print_background=True)
         self._hold(picture + pdf)
@@ -685,9 +685,9 @@ class PageVisit:
         """Return where the page is in the end; scripts may have changed its path."""
         return self._led_to(tab.url).url
 
-    async def _picture(self, tab: Tab) -> bytes:
+    async def _picture(self, tab: Tab, cdp: CDPSession) -> bytes:
         width, height = WINDOW
-        grown = await tab.evaluate("document.documentElement.scrollHeight")
+        grown = await self._ask(cdp, "document.documentElement?.scrollHeight ?? 0")
         height = min(max(int(grown), height), MAX_PICTURE)
         clip: Any = {"x": 0, "y": 0, "width": width, "height": height}
         return await tab.screenshot(full_page=True, clip=clip, animations="disabled", timeout=0)

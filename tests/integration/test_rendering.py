@@ -384,6 +384,21 @@ def test_a_step_that_fails_is_named(renderer: Renderer, site: ScriptSite) -> Non
     assert b"<li>2</li>" in found.page.body
 
 
+@pytest.mark.parametrize("height", ["NaN", "'high'", "null", "{}", "new Promise(() => {})"])
+def test_a_page_that_lies_about_its_height_is_shown(
+    renderer: Renderer, site: ScriptSite, height: str
+) -> None:
+    """Its scripts cannot break off the page by what they say to a picture or while it scrolls."""
+    site.answers["/lies"] = Answer(
+        "<p>still here<script>Object.defineProperty(Element.prototype, 'scrollHeight',"
+        f"{{get() {{ return {height} }}}})</script>"
+    )
+    steps = () if "Promise" in height else (Step(scroll=2),)
+    found = renderer.render(f"{site.url}/lies", screenshot=True, steps=steps)
+    assert b"still here" in found.page.body
+    assert found.screenshot.startswith(b"\x89PNG")
+
+
 def test_failures_have_the_words_of_the_http_client(renderer: Renderer, site: ScriptSite) -> None:
     """An unknown name, a closed port, TLS with a server that speaks none, and no URL at all."""
     with socket.create_server(("127.0.0.2", 0)) as server:
