@@ -88,6 +88,8 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """For all but the page itself; those of blocked types do not count."""
     traffic: int = 30_000_000
     """Bytes over the wire."""
+    capture: int = 100_000_000
+    """Bytes of its picture, and as many of its PDF: a bundle takes no larger files."""
     navigations: int = 10
     """Redirects of the page, and places where its scripts lead."""
     dialogs: int = 20
@@ -288,7 +290,10 @@ class PageVisit:
             picture = await self._picture(tab, cdp)
         if self._options.pdf and not step_failed:
             pdf = await tab.pdf(print_background=True)
-        self._hold(picture + pdf)
+        self._hold(len(picture) + len(pdf))
+        if max(len(picture), len(pdf)) > self._limits.capture:
+            most = f"{self._limits.capture:,} bytes"
+            raise FetchError("too_large", f"the picture or PDF of the page is larger than {most}")
         await self._take_cookies()
         rendered = self._rendered(page, response)
         return msgspec.structs.replace(
@@ -325,9 +330,9 @@ class PageVisit:
             refused=tuple(self._visitor.refused),
         )
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, size: int) -> None:
         """Count bytes for the page; they are given back with its budget."""
-        self._request.budget.hold(len(data))
+        self._request.budget.hold(size)
 
     async def _open(self, browser: PlaywrightBrowser) -> tuple[Tab, CDPSession]:
         """Open an empty page, with all its limits."""
@@ -605,7 +610,7 @@ class PageVisit:
             size, at_end = size + len(data), read["eof"]
             if size > self._max_body:
                 raise self._too_large()
-            self._hold(data)
+            self._hold(len(data))
         if length.isdecimal() and size < int(length[:18]):
             missing = int(length[:18]) - size
             message = f"the connection ended {missing:,} bytes before the body's end"
@@ -647,7 +652,7 @@ class PageVisit:
         response = await self._shown.response() if self._shown else None
         body = await response.body() if response else b""
         body, charset = _as_sent(body, told["charset"])
-        self._hold(body)
+        self._hold(len(body))
         headers = self._answer.headers
         if charset != told["charset"]:
             headers = (*_without_body(headers), ("content-type", f"text/html; charset={charset}"))
@@ -659,7 +664,7 @@ class PageVisit:
         if "text" not in told or len(dom) > self._max_body:
             message = f"the page has grown larger than {self._max_body:,} bytes"
             raise FetchError("too_large", message)
-        self._hold(dom)
+        self._hold(len(dom))
         return dom
 
     async def _ask(self, cdp: CDPSession, expression: str) -> Any:

@@ -18,7 +18,7 @@ from tests.support.patient import look
 from tests.support.tasks import done, new, open_job, page
 from tests.unit.test_bundle import pack, signed, unpack
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 300
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8_000
 PDF = b"%PDF-1.4 of the page"
 CAPTURES = (
     Capture(name="screenshot", type="image/png", body=PNG, width=1280, height=900),
@@ -107,6 +107,18 @@ def test_a_bundle_carries_them(lpm: LocalPersistenceManager, tmp_path: Path) -> 
     assert none == set()
     assert there == {PNG, PDF}
     assert count == 4
+
+
+def test_a_bundle_carries_one_that_is_larger_than_pages_may_be(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """CRAWLER_MAX_BODY is for what servers send."""
+    collect(lpm, "http://a.example/1")
+    bundle.bundle(lpm, tmp_path / "bundle", job=None, since=None, raw=True)
+
+    with LocalPersistenceManager(tmp_path / "other") as other:
+        bundle.unbundle(other, tmp_path / "bundle", 1_000)
+        assert exported(other, tmp_path) == {PNG, PDF}
 
 
 def test_one_that_was_pruned_is_told_without_its_place(
