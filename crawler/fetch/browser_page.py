@@ -44,6 +44,8 @@ MAX_PICTURE = 16_000
 PIECE = 1 << 20
 MAX_TRIES = 5
 """How often the DOM of a page that goes elsewhere meanwhile is asked for."""
+_COUNTED = ("requests", "blocked", "messages", "dialogs", "popups", "workers")
+"""What a page has limits on, by the names of these."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_DOCUMENT = frozenset({204, 205, 304})
 _FIRST_ERROR = 400
@@ -86,12 +88,18 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int = 200
     """For all but the page itself; those of blocked types do not count."""
+    blocked: int = 2_000
+    """Requests of these: each costs this process, and so its other pages, a little time."""
+    connections: int = 500
+    """Also those of WebSockets and calls, which are no requests."""
     traffic: int = 30_000_000
     """Bytes over the wire."""
     capture: int = 100_000_000
     """Bytes of its picture, and as many of its PDF: a bundle takes no larger files."""
     navigations: int = 10
     """Redirects of the page, and places where its scripts lead."""
+    messages: int = 2_000
+    """Of its scripts on the console, with errors that they do not catch: the driver reads each."""
     dialogs: int = 20
     popups: int = 20
     workers: int = 20
@@ -153,6 +161,7 @@ class PageVisit:
             loopback=self._first.dialled if is_local else None,
             connect_timeout_s=request.connect_timeout_s,
             max_bytes=limits.traffic,
+            max_connections=limits.connections,
             give_up=self._fail,
         )
         block = DEFAULT_BLOCK if options.block is None else options.block
@@ -172,7 +181,7 @@ class PageVisit:
         self._hosts = {self._first.host}
         self._navigations = 0
         self._ended = asyncio.Event()  # all of its answer has come, or it has broken off
-        self._counts = dict.fromkeys(("requests", "dialogs", "popups", "workers"), 0)
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._loading: set[TabRequest] = set()
         self._changed_at = 0.0  # when a request began or ended last
         self._has_loaded = False
@@ -252,6 +261,8 @@ class PageVisit:
         most = getattr(self._limits, what)
         if self._counts[what] > most:
             made = {"dialogs": "opens", "popups": "opens", "workers": "starts"}.get(what, "makes")
+            if what == "blocked":
+                what = "requests"
             self._fail(FetchError(f"too_many_{what}", f"the page {made} more than {most} {what}"))
 
     # The page
@@ -361,6 +372,8 @@ class PageVisit:
         tab.on("download", lambda download: self._visitor.refuse(download.url))
         tab.on("dialog", self._on_dialog)
         tab.on("worker", lambda _: self._count("workers"))
+        tab.on("console", lambda _: self._count("messages"))
+        tab.on("pageerror", lambda _: self._count("messages"))
         cdp = await context.new_cdp_session(tab)
         cdp.on("Fetch.requestPaused", lambda event: self._spawn(self._decide(cdp, event)))
         cdp.on("Fetch.authRequired", lambda event: self._spawn(self._sign_in(cdp, event)))
@@ -398,6 +411,7 @@ class PageVisit:
         task = asyncio.ensure_future(self._handle(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may end before it has begun
 
     async def _handle(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -463,6 +477,7 @@ class PageVisit:
             await cdp.send("Fetch.continueRequest", which)
             return
         if kind.lower() in self._blocked:
+            self._count("blocked")
             await cdp.send("Fetch.failRequest", {**which, "errorReason": "BlockedByClient"})
             return
         place = self._subresource(kind, event["request"])

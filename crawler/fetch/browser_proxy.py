@@ -44,6 +44,7 @@ class Visitor:
         loopback: Place | None,
         connect_timeout_s: float,
         max_bytes: int,
+        max_connections: int,
         give_up: Callable[[Exception], None],
     ) -> None:
         """`loopback` is the one place of this machine that the page may reach."""
@@ -55,6 +56,7 @@ class Visitor:
         self.refused: dict[str, None] = {}
         self.received = 0
         self._max_bytes, self._left = max_bytes, max_bytes
+        self._max_connections, self._connected = max_connections, 0
         self._give_up = give_up
         self.connections: set[asyncio.Task[None]] = set()
 
@@ -69,6 +71,15 @@ class Visitor:
             error = FetchError(
                 "too_much_traffic", f"the page moves more than {self._max_bytes:,} bytes"
             )
+            self._give_up(error)
+            raise error
+
+    def count_connection(self) -> None:
+        """Count a connection; ends the page at its limit."""
+        self._connected += 1
+        if self._connected > self._max_connections:
+            most = self._max_connections
+            error = FetchError("too_many_requests", f"the page makes more than {most} connections")
             self._give_up(error)
             raise error
 
@@ -140,6 +151,7 @@ class PinningProxy:
                 writer.write(_SIGN_IN)
             if len(visitor.connections) < MAX_CONNECTIONS:
                 visitor.connections.add(task)
+                visitor.count_connection()
                 await self._serve(visitor, head, reader, writer)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, CrawlerError):
             pass  # the browser sees the connection end, and `Visitor` has noted why

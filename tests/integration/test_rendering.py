@@ -34,7 +34,16 @@ from tests.support.script_site import ScriptSite
 from tests.support.site import Site
 from tests.support.stack import wait_for
 
-LIMITS = PageLimits(requests=150, traffic=1_500_000, navigations=3, dialogs=5, popups=5, workers=5)
+LIMITS = PageLimits(
+    requests=150,
+    blocked=1_000,
+    connections=200,
+    traffic=1_500_000,
+    navigations=3,
+    dialogs=5,
+    popups=5,
+    workers=5,
+)
 NAMES = {"site.example": "127.0.0.2", "inside.example": "127.0.0.1"}
 
 
@@ -173,6 +182,10 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
     [
         ("/requests", "too_many_requests"),
         ("/frames", "too_many_requests"),
+        ("/pictures", "too_many_requests"),
+        ("/calls", "too_many_requests"),
+        ("/errors", "too_many_messages"),
+        ("/console", "too_many_messages"),
         ("/traffic", "too_much_traffic"),
         ("/dialogs", "too_many_dialogs"),
         ("/popups", "too_many_popups"),
@@ -193,7 +206,8 @@ def test_a_page_that_misbehaves_fails_alone(
 ) -> None:
     """It fails for the reason it has given, or its attempt has no effect; the browser goes on."""
     browser = renderer.processes()[:3]
-    rendering = renderer.start(site.url + path)
+    steps = (Step(wait=10.0),) if reason else ()
+    rendering = renderer.start(site.url + path, steps=steps)
     if reason:
         assert failure(rendering).reason == reason
     else:
