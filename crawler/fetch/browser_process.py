@@ -75,7 +75,8 @@ _SWITCHES = (
     "--disable-shared-workers",  # the driver does not tell of their requests
     "--disable-features=DialMediaRouteProvider,HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,"
     "MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
-    "Prerender2,SpeculationRulesPrefetchFuture,Translate",
+    "Prerender2,SpeculationRulesPrefetchFuture,Translate,"
+    "WebRtcHideLocalIpsWithMdns",  # it would listen to the local network; no local IP is found out
 )
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_FILE", "FONTCONFIG_PATH")
 """What Chromium gets to know of our environment, which holds secrets."""

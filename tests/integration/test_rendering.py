@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -484,6 +484,27 @@ def test_a_page_has_no_shared_worker(renderer: Renderer, site: ScriptSite) -> No
     site.asked.clear()
     renderer.render(f"{site.url}/shared")
     assert site.paths() == ["/shared"]
+
+
+def test_a_call_opens_no_socket_to_the_local_network(
+    renderer: Renderer, site: ScriptSite
+) -> None:
+    """Chromium would listen to multicast DNS, to give its addresses names."""
+    site.answers["/call"] = Answer(
+        "<body><script>const call = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1'}]});"
+        "call.createDataChannel('x');"
+        "call.createOffer().then(offer => call.setLocalDescription(offer));"
+        "call.onicegatheringstatechange = () => { if (call.iceGatheringState == 'complete')"
+        "document.body.append(Object.assign(document.createElement('p'), {id: 'done'})) }</script>"
+    )
+    rendering = renderer.start(f"{site.url}/call", steps=(Step(wait_for="#done"), Step(wait=2.0)))
+    ports = set()
+    while not rendering.done():
+        for process in renderer.processes():
+            with suppress(psutil.Error):
+                ports |= {each.laddr.port for each in process.net_connections("udp")}
+    rendering.result()
+    assert 5353 not in ports
 
 
 def test_an_operators_proxy_is_used_after_the_check(renderer: Renderer) -> None:
