@@ -296,11 +296,13 @@ class PageVisit:
             body=dom,
             raw=dom,
         )
-        picture = pdf = b""
+        picture = pdf = seen = b""
         if self._options.screenshot and not step_failed:
             picture = await self._picture(tab, cdp)
         if self._options.pdf and not step_failed:
             pdf = await tab.pdf(print_background=True)
+        if picture or pdf:
+            seen = await self._seen(cdp)
         self._hold(len(picture) + len(pdf))
         if max(len(picture), len(pdf)) > self._limits.capture:
             most = f"{self._limits.capture:,} bytes"
@@ -308,7 +310,7 @@ class PageVisit:
         await self._take_cookies()
         rendered = self._rendered(page, response)
         return msgspec.structs.replace(
-            rendered, step_failed=step_failed, screenshot=picture, pdf=pdf
+            rendered, step_failed=step_failed, screenshot=picture, pdf=pdf, seen=seen
         )
 
     async def _take_steps(self, tab: Tab) -> str:
@@ -704,6 +706,14 @@ class PageVisit:
     def _shown_url(self, tab: Tab) -> str:
         """Return where the page is in the end; scripts may have changed its path."""
         return self._led_to(tab.url).url
+
+    async def _seen(self, cdp: CDPSession) -> bytes:
+        """Return all texts of the page, with those that are not in its DOM as HTML: of frames,
+        shadow trees, filled-in controls and styles."""
+        found = await cdp.send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
+        seen = "\n".join(found["strings"]).encode(errors="replace")
+        self._hold(len(seen))
+        return seen
 
     async def _picture(self, tab: Tab, cdp: CDPSession) -> bytes:
         width, height = WINDOW

@@ -178,6 +178,25 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        "<p>a-secret",
+        "<iframe srcdoc='a-secret'></iframe>",
+        "<input id=field><script>field.value = 'a-' + 'secret'</script>",
+        "<p id=host><script>host.attachShadow({mode: 'closed'}).innerHTML = 'a-' + 'secret'</script>",
+        "<style>p::after { content: '\\61-secret' }</style><p>",
+    ],
+)
+def test_what_a_picture_shows_is_returned_as_text(
+    renderer: Renderer, site: ScriptSite, body: str
+) -> None:
+    """Also what is not in the DOM of the page as HTML."""
+    site.answers["/seen"] = Answer(f"<!DOCTYPE html><body>{body}")
+    assert b"a-secret" in renderer.render(f"{site.url}/seen", screenshot=True).seen
+    assert renderer.render(f"{site.url}/seen").seen == b""
+
+
+@pytest.mark.parametrize(
     ("path", "reason"),
     [
         ("/requests", "too_many_requests"),
