@@ -34,6 +34,8 @@ INVALID_URL = "invalid_url"
 SCREENSHOT = "screenshot"
 MAX_PICTURE_BYTES = 4_000_000
 """Size up to which a screenshot is part of a result."""
+MAX_PICTURES_BYTES = 100_000_000
+"""Size of all screenshots in one answer: it is made in memory."""
 
 Format = Literal["record", "text", "markdown", "html", "links", "screenshot"]
 _SHORT = Annotated[str, Meta(max_length=20)]
@@ -226,9 +228,10 @@ class BatchReader:
         if formats := _made_of_pages(self._batch.shown["formats"]):
             self._add_formats(formats, asked, results)
         if SCREENSHOT in self._batch.shown["formats"]:
+            room = MAX_PICTURES_BYTES
             for row, result in zip(asked, results, strict=True):
                 if row.task is not None and "metadata" in result:
-                    self._add_screenshot(row.task, result)
+                    room -= self._add_screenshot(row.task, result, room)
         return results
 
     def capture(self, task: int, name: str) -> tuple[str, bytes]:
@@ -248,21 +251,23 @@ class BatchReader:
             raise StoreError(f"the {file.field} was removed by prune")
         return file.type or "", raw_pages.read_capture(self._lpm.raw, file.raw)
 
-    def _add_screenshot(self, task: int, result: dict[str, Any]) -> None:
+    def _add_screenshot(self, task: int, result: dict[str, Any], room: int) -> int:
+        """Add the screenshot if there is room for it; return its size."""
         result[SCREENSHOT], problem = None, ""
         try:
             file = self._find_capture(task, SCREENSHOT)
             size = file.bytes or 0
-            if size <= MAX_PICTURE_BYTES:
+            if size <= min(MAX_PICTURE_BYTES, room):
                 kind, picture = self._captured(file)
                 result[SCREENSHOT] = f"data:{kind};base64,{b64encode(picture).decode()}"
-            else:
-                where = f"/api/results/{result['task_id']}/files/{SCREENSHOT}"
-                problem = f"{size:,} bytes are too many for a result; it is at {where}"
+                return size
+            where = f"/api/results/{result['task_id']}/files/{SCREENSHOT}"
+            whole = "a result" if size > MAX_PICTURE_BYTES else "one answer"
+            problem = f"{size:,} bytes are too many for {whole}; it is at {where}"
         except StoreError as error:
             problem = str(error)
-        if problem:
-            result.setdefault(ERRORS, {})[SCREENSHOT] = problem
+        result.setdefault(ERRORS, {})[SCREENSHOT] = problem
+        return 0
 
     def _add_formats(
         self, formats: tuple[str, ...], asked: Sequence[Asked], results: list[dict[str, Any]]

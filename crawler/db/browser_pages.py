@@ -78,8 +78,11 @@ def note(db: Database, outcome: Outcome, now: float) -> None:
         return
     task, (site, version) = outcome.task, outcome.site
     page = (task.domain, pattern_of(task.url))
-    if _known(db, page) in ((version, outcome.learned), (version, False)):
+    known = _known(db, page)
+    if known in ((version, outcome.learned), (version, False)):
         return
+    if known and not outcome.learned:
+        _make_room(db, task.domain)  # else the pattern would be learned again, and again in vain
     db.execute("DELETE FROM browser_pages WHERE (domain, pattern) = (?, ?)", page)
     db.execute(
         """INSERT INTO browser_pages
@@ -87,4 +90,14 @@ def note(db: Database, outcome: Outcome, now: float) -> None:
            SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
            WHERE ?8 > (SELECT count(*) FROM browser_pages WHERE domain = ?1 AND is_needed = ?5)""",
         (*page, site, version, outcome.learned, task.id, now, MAX_PATTERNS),
+    )
+
+
+def _make_room(db: Database, domain: str) -> None:
+    """Forget the oldest patterns of a domain that need no browser, if there are too many."""
+    db.execute(
+        """DELETE FROM browser_pages WHERE domain = ?1 AND pattern IN (
+               SELECT pattern FROM browser_pages WHERE domain = ?1 AND NOT is_needed
+               ORDER BY learned_at DESC LIMIT -1 OFFSET ?2)""",
+        (domain, MAX_PATTERNS - 1),
     )

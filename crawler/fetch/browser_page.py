@@ -44,6 +44,8 @@ MAX_PICTURE = 16_000
 PIECE = 1 << 20
 MAX_TRIES = 5
 """How often the DOM of a page that goes elsewhere meanwhile is asked for."""
+_COUNTED = ("requests", "blocked", "messages", "dialogs", "popups", "workers")
+"""What a page has limits on, by the names of these."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_DOCUMENT = frozenset({204, 205, 304})
 _FIRST_ERROR = 400
@@ -85,11 +87,19 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one page may use. A page that uses more fails."""
 
     requests: int = 200
-    """For other things than documents; those of blocked types do not count."""
+    """For all but the page itself; those of blocked types do not count."""
+    blocked: int = 2_000
+    """Requests of these: each costs this process, and so its other pages, a little time."""
+    connections: int = 500
+    """Also those of WebSockets and calls, which are no requests."""
     traffic: int = 30_000_000
     """Bytes over the wire."""
+    capture: int = 100_000_000
+    """Bytes of its picture, and as many of its PDF: a bundle takes no larger files."""
     navigations: int = 10
     """Redirects of the page, and places where its scripts lead."""
+    messages: int = 2_000
+    """Of its scripts on the console, with errors that they do not catch: the driver reads each."""
     dialogs: int = 20
     popups: int = 20
     workers: int = 20
@@ -151,6 +161,7 @@ class PageVisit:
             loopback=self._first.dialled if is_local else None,
             connect_timeout_s=request.connect_timeout_s,
             max_bytes=limits.traffic,
+            max_connections=limits.connections,
             give_up=self._fail,
         )
         block = DEFAULT_BLOCK if options.block is None else options.block
@@ -170,7 +181,7 @@ class PageVisit:
         self._hosts = {self._first.host}
         self._navigations = 0
         self._ended = asyncio.Event()  # all of its answer has come, or it has broken off
-        self._counts = dict.fromkeys(("requests", "dialogs", "popups", "workers"), 0)
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._loading: set[TabRequest] = set()
         self._changed_at = 0.0  # when a request began or ended last
         self._has_loaded = False
@@ -250,6 +261,8 @@ class PageVisit:
         most = getattr(self._limits, what)
         if self._counts[what] > most:
             made = {"dialogs": "opens", "popups": "opens", "workers": "starts"}.get(what, "makes")
+            if what == "blocked":
+                what = "requests"
             self._fail(FetchError(f"too_many_{what}", f"the page {made} more than {most} {what}"))
 
     # The page
@@ -283,16 +296,21 @@ class PageVisit:
             body=dom,
             raw=dom,
         )
-        picture = pdf = b""
+        picture = pdf = seen = b""
         if self._options.screenshot and not step_failed:
-            picture = await self._picture(tab)
+            picture = await self._picture(tab, cdp)
         if self._options.pdf and not step_failed:
             pdf = await tab.pdf(print_background=True)
-        self._hold(picture + pdf)
+        if picture or pdf:
+            seen = await self._seen(cdp)
+        self._hold(len(picture) + len(pdf))
+        if max(len(picture), len(pdf)) > self._limits.capture:
+            most = f"{self._limits.capture:,} bytes"
+            raise FetchError("too_large", f"the picture or PDF of the page is larger than {most}")
         await self._take_cookies()
         rendered = self._rendered(page, response)
         return msgspec.structs.replace(
-            rendered, step_failed=step_failed, screenshot=picture, pdf=pdf
+            rendered, step_failed=step_failed, screenshot=picture, pdf=pdf, seen=seen
         )
 
     async def _take_steps(self, tab: Tab) -> str:
@@ -325,9 +343,9 @@ class PageVisit:
             refused=tuple(self._visitor.refused),
         )
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, size: int) -> None:
         """Count bytes for the page; they are given back with its budget."""
-        self._request.budget.hold(len(data))
+        self._request.budget.hold(size)
 
     async def _open(self, browser: PlaywrightBrowser) -> tuple[Tab, CDPSession]:
         """Open an empty page, with all its limits."""
@@ -356,6 +374,8 @@ class PageVisit:
         tab.on("download", lambda download: self._visitor.refuse(download.url))
         tab.on("dialog", self._on_dialog)
         tab.on("worker", lambda _: self._count("workers"))
+        tab.on("console", lambda _: self._count("messages"))
+        tab.on("pageerror", lambda _: self._count("messages"))
         cdp = await context.new_cdp_session(tab)
         cdp.on("Fetch.requestPaused", lambda event: self._spawn(self._decide(cdp, event)))
         cdp.on("Fetch.authRequired", lambda event: self._spawn(self._sign_in(cdp, event)))
@@ -393,6 +413,7 @@ class PageVisit:
         task = asyncio.ensure_future(self._handle(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may end before it has begun
 
     async def _handle(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -408,7 +429,7 @@ class PageVisit:
         kind = request.resource_type
         if kind == "document" and _is_main(request):
             self._sent = request
-        is_part = kind != "document" and kind not in self._blocked
+        is_part = kind not in self._blocked and not (kind == "document" and _is_main(request))
         if is_part and request.url.startswith(("http:", "https:")):
             self._count("requests")
 
@@ -458,6 +479,7 @@ class PageVisit:
             await cdp.send("Fetch.continueRequest", which)
             return
         if kind.lower() in self._blocked:
+            self._count("blocked")
             await cdp.send("Fetch.failRequest", {**which, "errorReason": "BlockedByClient"})
             return
         place = self._subresource(kind, event["request"])
@@ -605,7 +627,7 @@ class PageVisit:
             size, at_end = size + len(data), read["eof"]
             if size > self._max_body:
                 raise self._too_large()
-            self._hold(data)
+            self._hold(len(data))
         if length.isdecimal() and size < int(length[:18]):
             missing = int(length[:18]) - size
             message = f"the connection ended {missing:,} bytes before the body's end"
@@ -647,7 +669,7 @@ class PageVisit:
         response = await self._shown.response() if self._shown else None
         body = await response.body() if response else b""
         body, charset = _as_sent(body, told["charset"])
-        self._hold(body)
+        self._hold(len(body))
         headers = self._answer.headers
         if charset != told["charset"]:
             headers = (*_without_body(headers), ("content-type", f"text/html; charset={charset}"))
@@ -659,7 +681,7 @@ class PageVisit:
         if "text" not in told or len(dom) > self._max_body:
             message = f"the page has grown larger than {self._max_body:,} bytes"
             raise FetchError("too_large", message)
-        self._hold(dom)
+        self._hold(len(dom))
         return dom
 
     async def _ask(self, cdp: CDPSession, expression: str) -> Any:
@@ -685,9 +707,17 @@ class PageVisit:
         """Return where the page is in the end; scripts may have changed its path."""
         return self._led_to(tab.url).url
 
-    async def _picture(self, tab: Tab) -> bytes:
+    async def _seen(self, cdp: CDPSession) -> bytes:
+        """Return all texts of the page, with those that are not in its DOM as HTML: of frames,
+        shadow trees, filled-in controls and styles."""
+        found = await cdp.send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
+        seen = "\n".join(found["strings"]).encode(errors="replace")
+        self._hold(len(seen))
+        return seen
+
+    async def _picture(self, tab: Tab, cdp: CDPSession) -> bytes:
         width, height = WINDOW
-        grown = await tab.evaluate("document.documentElement.scrollHeight")
+        grown = await self._ask(cdp, "document.documentElement?.scrollHeight ?? 0")
         height = min(max(int(grown), height), MAX_PICTURE)
         clip: Any = {"x": 0, "y": 0, "width": width, "height": height}
         return await tab.screenshot(full_page=True, clip=clip, animations="disabled", timeout=0)

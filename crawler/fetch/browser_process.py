@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from crawler.errors import FetchError
+from crawler.errors import OwnShortage
 from crawler.fetch import browser_guard
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.process import ProcessMark
@@ -72,9 +72,11 @@ _SWITCHES = (
     "--disable-quic",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--block-new-web-contents",
+    "--disable-shared-workers",  # the driver does not tell of their requests
     "--disable-features=DialMediaRouteProvider,HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,"
     "MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
-    "Prerender2,SpeculationRulesPrefetchFuture,Translate",
+    "Prerender2,SpeculationRulesPrefetchFuture,Translate,"
+    "WebRtcHideLocalIpsWithMdns",  # it would listen to the local network; no local IP is found out
 )
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_FILE", "FONTCONFIG_PATH")
 """What Chromium gets to know of our environment, which holds secrets."""
@@ -142,7 +144,7 @@ class Chromium:
         self.sandboxed = os.geteuid() != 0  # Chromium refuses its sandbox to root
 
     async def start(self, proxy: str) -> "Browser":
-        """Start it, with a proxy that it cannot go around; raises `FetchError`."""
+        """Start it, with a proxy that it cannot go around; raises `OwnShortage`."""
         from playwright.async_api import Error, async_playwright
 
         self._folder.mkdir(mode=0o700, parents=True)
@@ -164,11 +166,10 @@ class Chromium:
                 starting.add_done_callback(_stop_late)
             await asyncio.shield(self.end())
             if isinstance(error, TimeoutError):
-                message = f"the browser did not start within {START_S:g} s"
-                raise FetchError("browser_crashed", message) from None
+                raise OwnShortage(f"the browser did not start within {START_S:g} s") from None
             if isinstance(error, Exception):  # the library has none of its own for its driver's end
-                message = f"the browser did not start ({_last_line(str(error))})"
-                raise FetchError("browser_crashed", message) from None
+                told = _last_line(str(error))
+                raise OwnShortage(f"the browser did not start ({told})") from None
             raise
         browser.on("disconnected", lambda _: self.died.set())
         self._browser = browser

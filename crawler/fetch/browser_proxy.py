@@ -44,6 +44,7 @@ class Visitor:
         loopback: Place | None,
         connect_timeout_s: float,
         max_bytes: int,
+        max_connections: int,
         give_up: Callable[[Exception], None],
     ) -> None:
         """`loopback` is the one place of this machine that the page may reach."""
@@ -55,6 +56,7 @@ class Visitor:
         self.refused: dict[str, None] = {}
         self.received = 0
         self._max_bytes, self._left = max_bytes, max_bytes
+        self._max_connections, self._connected = max_connections, 0
         self._give_up = give_up
         self.connections: set[asyncio.Task[None]] = set()
 
@@ -69,6 +71,15 @@ class Visitor:
             error = FetchError(
                 "too_much_traffic", f"the page moves more than {self._max_bytes:,} bytes"
             )
+            self._give_up(error)
+            raise error
+
+    def count_connection(self) -> None:
+        """Count a connection; ends the page at its limit."""
+        self._connected += 1
+        if self._connected > self._max_connections:
+            most = self._max_connections
+            error = FetchError("too_many_requests", f"the page makes more than {most} connections")
             self._give_up(error)
             raise error
 
@@ -140,6 +151,7 @@ class PinningProxy:
                 writer.write(_SIGN_IN)
             if len(visitor.connections) < MAX_CONNECTIONS:
                 visitor.connections.add(task)
+                visitor.count_connection()
                 await self._serve(visitor, head, reader, writer)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, CrawlerError):
             pass  # the browser sees the connection end, and `Visitor` has noted why
@@ -202,7 +214,12 @@ class PinningProxy:
             sending = asyncio.ensure_future(_send(reader, far_writer, visitor))
             try:
                 if not is_tunnel:
-                    writer.write(await _response_head(far_reader, visitor))
+                    try:
+                        writer.write(await _response_head(far_reader, visitor))
+                    except FetchError as error:
+                        visitor.problems[place] = error
+                        writer.write(_REFUSAL)  # without an answer, the browser would ask again
+                        return
                 await _receive(far_reader, writer, visitor)
             finally:
                 sending.cancel()
@@ -300,6 +317,8 @@ async def _response_head(reader: asyncio.StreamReader, visitor: Visitor) -> byte
             if not _is_interim(status):
                 break
             head = b""
+    if status.split()[1:2] == [b"407"]:  # the browser would sign in to us, and ask again and again
+        raise FetchError("bad_response", "the answer is that of a proxy which asks for a sign-in")
     lines = [status.rstrip(b"\r"), *_kept_lines(head), b"Connection: close", b"", b""]
     return b"\r\n".join(lines)
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from playwright.async_api import Error, Locator
 from playwright.async_api import Page as Tab
@@ -118,7 +119,7 @@ class Steps:
 
     async def _scroll(self, element: Locator | None, times: int, limit_ms: float) -> None:
         """Scroll to the end until it moves away no more."""
-        known = -1
+        known: Any = None
         for _ in range(times):
             height = await self._scroll_once(element, limit_ms)
             if height == known:
@@ -129,11 +130,11 @@ class Steps:
             known = height
             await self._settle()
 
-    async def _scroll_once(self, element: Locator | None, limit_ms: float) -> int:
-        """Scroll to the end; return where that is."""
+    async def _scroll_once(self, element: Locator | None, limit_ms: float) -> Any:
+        """Scroll to the end; return where that is, or what the page's scripts say instead."""
         if element:
-            return int(await element.evaluate(_HEIGHT, timeout=limit_ms))
-        return int(await self._tab.evaluate(_HEIGHT, None))
+            return await element.evaluate(_HEIGHT, timeout=limit_ms)
+        return await self._tab.evaluate(_HEIGHT, None)
 
 
 def _told(error: Error, seconds: float) -> str:

@@ -22,3 +22,5 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses that the page asked for and did not get, shortened."""
     screenshot: bytes = b""
     pdf: bytes = b""
+    seen: bytes = b""
+    """All texts that its screenshot and its PDF may show."""

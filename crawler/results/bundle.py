@@ -475,7 +475,7 @@ class _Reader:
         """Return the name and size of a member; its header must be exactly the writer's."""
         try:
             info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
-            if info.size > _MAX_MEMBER_OVERHEAD + max(self._max_body, MAX_FILE_BYTES):
+            if info.size > _MAX_MEMBER_OVERHEAD + self._max_body + 2 * MAX_FILE_BYTES:
                 raise self._bad(
                     f"{info.name} has {info.size:,} bytes, more than a bundle's members have; "
                     "if its pages are that large, raise CRAWLER_MAX_BODY"
@@ -508,16 +508,19 @@ class _Reader:
         """Check the pages of a part, which must follow each other. Returns how many there are."""
         end = pages = 0
         for line, record in enumerate(records, 1):
-            limit = self._max_body
-            if record.method == FILE:
-                limit = max(limit, MAX_FILE_BYTES)
+            of_files = max(self._max_body, MAX_FILE_BYTES)
             members = [
-                (file.raw, f"the {file.field}", partial(check_capture, digest=file.sha256 or ""))
+                (
+                    file.raw,
+                    f"the {file.field}",
+                    partial(check_capture, digest=file.sha256 or "", limit=of_files),
+                )
                 for file in record.captures
                 if file.raw
             ]
             if record.raw:
-                check = partial(check_page, digest=record.raw_html_hash)
+                limit = of_files if record.method == FILE else self._max_body
+                check = partial(check_page, digest=record.raw_html_hash, limit=limit)
                 members.insert(0, (record.raw, "the page", check))
                 pages += 1
             for place, what, check in members:
@@ -527,7 +530,7 @@ class _Reader:
                 if not is_next or not begin < end <= len(raw):
                     raise self._bad(f"{where} is not where its record says")
                 try:
-                    check(raw[begin:end], limit=limit)
+                    check(raw[begin:end])
                 except ValueError as error:
                     raise self._bad(f"{where} cannot be used: {error}") from None
         if end != len(raw):

@@ -225,14 +225,17 @@ class PageFetch:
             return response
         if self.door:
             response = form_fetch.without_cookie_values(response)
+        captures = _captures(rendered)
         if redactor := self.redactor:
             response = await budget.work(redactor.page, response, self._site.encoding, budget)
+            if await budget.work(redactor.is_in, rendered.seen, budget):
+                captures = ()
         self.rendering = Rendering(
             response=response,
             requests=rendered.requests,
             received=rendered.received,
             refused=rendered.refused,
-            captures=_captures(rendered),
+            captures=captures,
         )
         return _as_rendered(rendered.page)
 

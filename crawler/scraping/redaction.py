@@ -86,6 +86,10 @@ class Redactor:
         """Whether a URL holds a secret, or did before its page was redacted."""
         return bool(self) and (HIDDEN in url or self.text(url) != url)
 
+    def is_in(self, body: bytes, budget: Budget) -> bool:
+        """Whether a text in UTF-8 holds a secret."""
+        return self._body(body, "utf-8", budget) != body
+
     def record(self, encoded: bytes) -> bytes:
         """Hide the secrets in a record as JSON."""
         text = encoded.decode()

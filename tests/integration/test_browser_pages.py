@@ -304,6 +304,28 @@ def test_pages_that_hang_or_eat_memory_cost_their_neighbours_nothing(
     assert not list((scripted.data / "run" / FOLDER).iterdir())
 
 
+def test_a_browser_that_does_not_start_costs_no_page_anything(
+    scripted: Pages, tmp_path: Path
+) -> None:
+    """Its pages wait for one that does."""
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    works = scripted.settings
+    scripted.settings = msgspec.structs.replace(works, browser_path=program)
+    scripted.job("/app?1", "/app?2", fetcher="browser")
+    columns = "status, error_type, attempts, failures, strikes"
+
+    for _ in range(2):
+        scripted.work(browser=True)
+        assert scripted.row(columns, "/app?1") == ("pending", None, 0, 0, 0)
+        scripted.lpm.store.durable.execute("UPDATE tasks SET not_before = 0")
+    scripted.settings = works
+    scripted.work(browser=True)
+
+    assert scripted.row(columns, "/app?2") == ("completed", None, 1, 0, 0)
+
+
 def test_a_stack_renders_pages_through_kills(tmp_path: Path, site: Site) -> None:
     """`up --browsers` starts a worker for them, which is shown and stopped with the others; what a
     killed child was rendering is rendered again, once."""

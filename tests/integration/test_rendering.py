@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,7 +34,16 @@ from tests.support.script_site import ScriptSite
 from tests.support.site import Site
 from tests.support.stack import wait_for
 
-LIMITS = PageLimits(requests=150, traffic=1_500_000, navigations=3, dialogs=5, popups=5, workers=5)
+LIMITS = PageLimits(
+    requests=150,
+    blocked=1_000,
+    connections=200,
+    traffic=1_500_000,
+    navigations=3,
+    dialogs=5,
+    popups=5,
+    workers=5,
+)
 NAMES = {"site.example": "127.0.0.2", "inside.example": "127.0.0.1"}
 
 
@@ -169,9 +178,33 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        "<p>a-secret",
+        "<iframe srcdoc='a-secret'></iframe>",
+        "<input id=field><script>field.value = 'a-' + 'secret'</script>",
+        "<p id=host><script>host.attachShadow({mode: 'closed'}).innerHTML = 'a-' + 'secret'",
+        "<style>p::after { content: '\\61-secret' }</style><p>",
+    ],
+)
+def test_what_a_picture_shows_is_returned_as_text(
+    renderer: Renderer, site: ScriptSite, body: str
+) -> None:
+    """Also what is not in the DOM of the page as HTML."""
+    site.answers["/seen"] = Answer(f"<!DOCTYPE html><body>{body}")
+    assert b"a-secret" in renderer.render(f"{site.url}/seen", screenshot=True).seen
+    assert renderer.render(f"{site.url}/seen").seen == b""
+
+
+@pytest.mark.parametrize(
     ("path", "reason"),
     [
         ("/requests", "too_many_requests"),
+        ("/frames", "too_many_requests"),
+        ("/pictures", "too_many_requests"),
+        ("/calls", "too_many_requests"),
+        ("/errors", "too_many_messages"),
+        ("/console", "too_many_messages"),
         ("/traffic", "too_much_traffic"),
         ("/dialogs", "too_many_dialogs"),
         ("/popups", "too_many_popups"),
@@ -192,7 +225,8 @@ def test_a_page_that_misbehaves_fails_alone(
 ) -> None:
     """It fails for the reason it has given, or its attempt has no effect; the browser goes on."""
     browser = renderer.processes()[:3]
-    rendering = renderer.start(site.url + path)
+    steps = (Step(wait=10.0),) if reason else ()
+    rendering = renderer.start(site.url + path, steps=steps)
     if reason:
         assert failure(rendering).reason == reason
     else:
@@ -383,6 +417,21 @@ def test_a_step_that_fails_is_named(renderer: Renderer, site: ScriptSite) -> Non
     assert b"<li>2</li>" in found.page.body
 
 
+@pytest.mark.parametrize("height", ["NaN", "'high'", "null", "{}", "new Promise(() => {})"])
+def test_a_page_that_lies_about_its_height_is_shown(
+    renderer: Renderer, site: ScriptSite, height: str
+) -> None:
+    """Its scripts cannot break off the page by what they say to a picture or while it scrolls."""
+    site.answers["/lies"] = Answer(
+        "<p>still here<script>Object.defineProperty(Element.prototype, 'scrollHeight',"
+        f"{{get() {{ return {height} }}}})</script>"
+    )
+    steps = () if "Promise" in height else (Step(scroll=2),)
+    found = renderer.render(f"{site.url}/lies", screenshot=True, steps=steps)
+    assert b"still here" in found.page.body
+    assert found.screenshot.startswith(b"\x89PNG")
+
+
 def test_failures_have_the_words_of_the_http_client(renderer: Renderer, site: ScriptSite) -> None:
     """An unknown name, a closed port, TLS with a server that speaks none, and no URL at all."""
     with socket.create_server(("127.0.0.2", 0)) as server:
@@ -414,6 +463,20 @@ def test_a_broken_answer_is_no_page(
     assert failure(renderer.start(hostile.url + path)).reason == reason
 
 
+def test_an_answer_that_asks_to_sign_in_to_a_proxy_is_none(
+    renderer: Renderer, site: ScriptSite
+) -> None:
+    """The browser would take it for ours, sign in and ask again, without a permit and a count."""
+    headers = {"Proxy-Authenticate": 'Basic realm="crawler"'}
+    site.answers["/proxy"] = Answer("", 407, headers)
+    site.answers["/own"] = Answer("<body><script>fetch('/proxy').catch(() => {})</script>")
+    site.asked.clear()
+    error = failure(renderer.start(f"{site.url}/proxy"))
+    renderer.render(f"{site.url}/own")
+    assert error.reason == "bad_response"
+    assert site.paths() == ["/proxy", "/own", "/proxy"]
+
+
 def test_only_pages_of_the_browser_use_the_proxy(renderer: Renderer, site: ScriptSite) -> None:
     """It asks other programs of this machine for a name that they cannot know."""
     renderer.render(f"{site.url}/app")
@@ -433,6 +496,32 @@ def test_a_page_of_this_machine_has_no_service_worker(renderer: Renderer, site: 
     site.asked.clear()
     renderer.render(f"{site.url}/intruder")
     assert "/service.js" not in site.paths()
+
+
+def test_a_page_has_no_shared_worker(renderer: Renderer, site: ScriptSite) -> None:
+    """Nobody would count its requests."""
+    site.asked.clear()
+    renderer.render(f"{site.url}/shared")
+    assert site.paths() == ["/shared"]
+
+
+def test_a_call_opens_no_socket_to_the_local_network(renderer: Renderer, site: ScriptSite) -> None:
+    """Chromium would listen to multicast DNS, to give its addresses names."""
+    site.answers["/call"] = Answer(
+        "<body><script>const call = new RTCPeerConnection();"
+        "call.createDataChannel('x');"
+        "call.createOffer().then(offer => call.setLocalDescription(offer));"
+        "call.onicegatheringstatechange = () => { if (call.iceGatheringState == 'complete')"
+        "document.body.append(Object.assign(document.createElement('p'), {id: 'done'})) }</script>"
+    )
+    rendering = renderer.start(f"{site.url}/call", steps=(Step(wait_for="#done"), Step(wait=2.0)))
+    ports = set()
+    while not rendering.done():
+        for process in renderer.processes():
+            with suppress(psutil.Error):
+                ports |= {each.laddr.port for each in process.net_connections("udp")}
+    rendering.result()
+    assert 5353 not in ports
 
 
 def test_an_operators_proxy_is_used_after_the_check(renderer: Renderer) -> None:

@@ -32,6 +32,15 @@ addEventListener('scroll', () => {
 </script>"""
 MISBEHAVIOUR = {
     "requests": "<script>for (let n = 0; n < 300; n++) fetch('/data?' + n)</script>",
+    "frames": "<script>for (let n = 0; n < 300; n++) document.body.append("
+    "Object.assign(document.createElement('iframe'), {src: '/data?' + n}))</script>",
+    "pictures": "<script>for (let n = 0; n < 3000; n++) new Image().src = '/picture?' + n</script>",
+    "calls": "<script>for (let n = 0; n < 300; n++) { const call = new RTCPeerConnection({"
+    "iceServers: [{urls: `turn:h${n}.example?transport=tcp`, username: 'a', credential: 'b'}]});"
+    "call.createDataChannel('x');"
+    "call.createOffer().then(offer => call.setLocalDescription(offer)) }</script>",
+    "errors": "<script>for (let n = 0; n < 3000; n++) setTimeout(() => { throw n })</script>",
+    "console": "<script>for (let n = 0; n < 3000; n++) console.log(n)</script>",
     "traffic": "<script>fetch('/large')</script>",
     "dialogs": "<script>for (let n = 0; n < 100; n++) alert(n)</script>",
     "popups": "<script>for (let n = 0; n < 100; n++) window.open('/popup')</script>",
@@ -79,6 +88,8 @@ class ScriptSite(Pages):
             "/inwards": Answer("", 302, {"Location": "http://169.254.169.254/latest/meta-data"}),
             **{f"/{name}": Answer(f"<body>{body}") for name, body in MISBEHAVIOUR.items()},
             "/service.js": Answer("", headers=script),
+            "/shared": Answer("<body><script>new SharedWorker('/shared.js')</script>"),
+            "/shared.js": Answer("fetch('/data?shared')", headers=script),
             **{f"/more/{number}": Answer(f"{number + 1}") for number in range(10)},
         }
 

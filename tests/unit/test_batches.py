@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from crawler import batches
 from crawler.api import site_crawls, webhooks
 from crawler.api.errors import as_http
 from crawler.batches import BatchOptions, BatchReader, Submitted, submit
@@ -18,7 +19,7 @@ from crawler.db.owners import Owner
 from crawler.errors import SessionCancelled, UsageError
 from crawler.fetch import session as sessions
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, JobOptions, TaskStatus
+from crawler.models import MESSAGE_QUEUES, Capture, Job, JobOptions, Rendering, TaskStatus
 from crawler.page_formats import PageFormats
 from crawler.waits import WaitFinder
 from tests.support.patient import ledger, look, of, pages_of, wipe, wrong
@@ -531,3 +532,28 @@ def test_a_store_that_is_copied_knows_its_sessions(
         assert {row[0] for row in ledger(copy.data_dir, "SELECT status FROM tasks")} == {
             str(TaskStatus.COMPLETED)
         }
+
+
+def test_an_answer_holds_screenshots_up_to_a_size(
+    settings: Settings, lpm: LocalPersistenceManager
+) -> None:
+    """The others are asked for one by one: a thousand would take gigabytes of a server's memory."""
+    size = 3_900_000
+    fitting = batches.MAX_PICTURES_BYTES // size
+    urls = [f"http://a.example/{n}" for n in range(fitting + 2)]
+    given = submit(
+        settings, "s", urls, BatchOptions(formats=("record", "screenshot")), direct=False, client=""
+    )
+    picture = Capture(name="screenshot", type="image/png", body=random.randbytes(size))
+    for task in lpm.get_next_pending("owner", 100, MESSAGE_QUEUES):
+        made = Rendering(response=page(task.url, b"a"), requests=1, received=1, captures=(picture,))
+        lpm.save_result(done(task, page=page(task.url, b"a"), rendering=made))
+
+    batch = lpm.batches.find("", "s")
+    assert batch
+    found = reader(lpm, batch).results(lpm.batches.asked(given.job, given.number))
+
+    assert sum(each["screenshot"] is not None for each in found) == fitting
+    problems = [each["format_errors"]["screenshot"] for each in found if "format_errors" in each]
+    assert len(problems) == 2
+    assert "too many for one answer; it is at /api/results/" in problems[0]

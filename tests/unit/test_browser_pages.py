@@ -87,6 +87,15 @@ def test_paths_of_one_page_each_leave_room_for_others(memory: Memory) -> None:
     assert not memory.needs_browser("/early/3")
 
 
+def test_a_path_of_both_kinds_is_found_out_where_the_memory_is_full(memory: Memory) -> None:
+    """For good: else it would be learned again by each page that needs a browser."""
+    for number in range(browser_pages.MAX_PATTERNS + 10):
+        memory.teach(f"/{'x' * number}", False)
+    for needs_browser in (True, False, True):
+        memory.teach("/home/1", needs_browser)
+    assert not memory.needs_browser("/home/2")
+
+
 def test_what_a_process_knows_is_corrected(tmp_path: Path) -> None:
     """Before it sends the next page to a browser."""
     with LocalPersistenceManager(tmp_path) as lpm:

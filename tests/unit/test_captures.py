@@ -1,6 +1,8 @@
 """Screenshots and PDFs in the store: beside their page, in exports, bundles and repairs."""
 
+import asyncio
 import os
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -10,15 +12,24 @@ import msgspec
 import pytest
 
 from crawler.errors import InputError
+from crawler.fetch.budget import Budget
+from crawler.fetch.http import Request, RequestHook
+from crawler.fetch.rendering import Rendered
+from crawler.fetch.robots import Robots
+from crawler.fetch.session import LiveSession, Session
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Capture, Outcome, Rendering, Task, TaskStatus
+from crawler.render_options import RenderOptions
 from crawler.results import bundle, export
 from crawler.results.archive import prune
+from crawler.scraping.attempt import Attempt, FetchOptions
+from crawler.sites import Site
 from tests.support.patient import look
 from tests.support.tasks import done, new, open_job, page
 from tests.unit.test_bundle import pack, signed, unpack
+from tests.unit.test_request_gate import gate, permit_client
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 300
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8_000
 PDF = b"%PDF-1.4 of the page"
 CAPTURES = (
     Capture(name="screenshot", type="image/png", body=PNG, width=1280, height=900),
@@ -109,6 +120,18 @@ def test_a_bundle_carries_them(lpm: LocalPersistenceManager, tmp_path: Path) -> 
     assert count == 4
 
 
+def test_a_bundle_carries_one_that_is_larger_than_pages_may_be(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """CRAWLER_MAX_BODY is for what servers send."""
+    collect(lpm, "http://a.example/1")
+    bundle.bundle(lpm, tmp_path / "bundle", job=None, since=None, raw=True)
+
+    with LocalPersistenceManager(tmp_path / "other") as other:
+        bundle.unbundle(other, tmp_path / "bundle", 1_000)
+        assert exported(other, tmp_path) == {PNG, PDF}
+
+
 def test_one_that_was_pruned_is_told_without_its_place(
     lpm: LocalPersistenceManager, tmp_path: Path
 ) -> None:
@@ -174,3 +197,39 @@ def test_a_member_that_is_none_is_refused(lpm: LocalPersistenceManager, tmp_path
         pytest.raises(InputError, match=r"the screenshot of .* cannot be used"),
     ):
         bundle.unbundle(other, tmp_path / "forged", 10_000_000)
+
+
+@pytest.mark.parametrize(("seen", "kept"), [(b"Parcel 7", 1), (b"the key is a-secret", 0)])
+def test_a_page_that_shows_a_secret_has_none(
+    lpm: LocalPersistenceManager, tmp_path: Path, seen: bytes, kept: int
+) -> None:
+    """Also where its DOM does not hold it: in a frame, or in a control."""
+    lpm.persist_tasks([new("https://a.example/7")], job=open_job(lpm))
+    [task] = lpm.get_next_pending("owner", 1)
+
+    async def nothing(*_: object) -> Any:
+        raise AssertionError
+
+    async def render(request: Request, hook: RequestHook, options: RenderOptions) -> Rendered:
+        shown = page(task.url)
+        return Rendered(page=shown, response=shown, pdf=PDF, seen=seen)
+
+    client, _ = permit_client(time.monotonic)
+    session = LiveSession(Session(secrets={"password": "a-secret"}))
+    ended = asyncio.run(
+        Attempt(
+            task,
+            Site(name="a", version="1", fetcher="browser", respect_robots=False),
+            FetchOptions(session=session),
+            fetch=nothing,
+            render=render,
+            gate=gate(client, None, []),
+            robots=Robots(tmp_path / "robots"),
+            worker="me",
+            budget=Budget(),
+            stored_page=nothing,
+        ).run()
+    )
+
+    assert ended.rendering
+    assert len(ended.rendering.captures) == kept
