@@ -25,7 +25,7 @@ from crawler.api.tokens import Client
 from crawler.batches import Statistics, statistics
 from crawler.db.batches import Asked, Batch
 from crawler.errors import StoreError, UrlError, UsageError
-from crawler.models import Job, JobStatus
+from crawler.models import BROWSER, Job, JobStatus
 
 MAX_RESULTS = 1000
 RESULTS_PER_READ = 50
@@ -42,7 +42,7 @@ _WORSE: dict[int | str, dict[str, Any]] = {
         404: "There is no such session, task or URL",
         422: "The body or a parameter is not as described",
         429: "Too much at a time; try again later",
-        503: "Redis or the store is not there; nothing was accepted",
+        503: "Redis, the store or a browser is not there; nothing was accepted",
     }.items()
 }
 _OF_BODIES = _WORSE | {
@@ -254,7 +254,13 @@ async def scrape(
         raise ApiError(400, "bad_url", f"url: {error}") from None
     service = service_of(request)
     options = body.options.as_batch_options()
-    distributed = await run_in_threadpool(service.has_workers, options.of_job.needs)
+    needs = options.of_job.needs
+    if needs == BROWSER and not await run_in_threadpool(service.has_browser):
+        problem = (
+            "the page needs a browser, and this server has none; `python -m crawler doctor` there"
+        )
+        raise ApiError(503, "no_browser", f"{problem} says what is missing")
+    distributed = await run_in_threadpool(service.has_workers, needs)
     if distributed:
         options = msgspec.structs.replace(options, queue="urgent", priority=1)
     call = NewCall(

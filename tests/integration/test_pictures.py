@@ -110,6 +110,8 @@ def test_without_a_browser_they_are_refused(tmp_path: Path, site: ScriptSite) ->
         url = {"url": f"{site.url}/app"}
         alone = api.ask("POST", "/v2/scrape", url | {"formats": ["screenshot"]})
         beside = api.ask("POST", "/v2/scrape", url | {"formats": ["html", "screenshot"]})
+        ours = api.ask("POST", "/api/scrape", url | {"options": {"formats": ["screenshot"]}})
 
     assert (alone.status, "needs a browser" in alone.body["error"]) == (400, True)
     assert "the format screenshot cannot be made" in beside.body["data"]["warning"]
+    assert (ours.status, ours.body["code"]) == (503, "no_browser")

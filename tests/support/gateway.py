@@ -3,6 +3,7 @@ has."""
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -188,6 +189,9 @@ def _texts(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+    """Return a port below those that the kernel gives to clients and to servers without a port:
+    else one of them may have it before the server begins."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
