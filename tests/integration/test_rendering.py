@@ -183,7 +183,7 @@ def test_screenshot_and_pdf_are_made_on_demand(renderer: Renderer, site: ScriptS
         "<p>a-secret",
         "<iframe srcdoc='a-secret'></iframe>",
         "<input id=field><script>field.value = 'a-' + 'secret'</script>",
-        "<p id=host><script>host.attachShadow({mode: 'closed'}).innerHTML = 'a-' + 'secret'",
+        "<p id=a><script>a.attachShadow({mode: 'closed'}).innerHTML = 'a-' + 'secret'</script>",
         "<style>p::after { content: '\\61-secret' }</style><p>",
     ],
 )
