@@ -58,6 +58,7 @@ _NO_JOB = Job(
     completed_at=None,
 )  # fmt: skip
 """What tasks of single calls are shown as part of."""
+_CAPTURES = ("image/png", "application/pdf")
 _AS_RECORD = {"formats": ("record",)}
 _BEARER = HTTPBearer(auto_error=False, description="A token of `serve token add`")
 
@@ -376,7 +377,7 @@ def page(request: Request, task_id: TaskId, client: CurrentClient) -> Response:
     "/api/results/{task_id}/files/{name}",
     summary="The screenshot or the PDF of one task",
     responses={
-        200: {"content": {"image/png": {}, "application/pdf": {}}},
+        200: {"content": {kind: {} for kind in _CAPTURES}},
     },
     response_class=Response,
 )
@@ -394,6 +395,8 @@ def file(
         kind, body = service.backend.reader(owner).capture(task, name)
     except StoreError as error:
         raise ApiError(404, "no_file", str(error)) from None
+    if kind not in _CAPTURES:  # a bundle of somebody else says so
+        kind = "application/octet-stream"
     return Response(body, media_type=kind, headers=_attached(f"{task_id}.{name}"))
 
 
