@@ -80,6 +80,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renderer]:
         page_limits=LIMITS,
         switches=["--js-flags=--max-old-space-size=64"],
     )
+    with suppress(FetchError):  # it starts with its first page
+        renderer.render("http://127.0.0.2:1/")
     yield renderer
     renderer.close()
     assert not renderer.processes()
