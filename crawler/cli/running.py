@@ -104,7 +104,7 @@ def run_series(settings: Settings, workers: int | None, series: Series) -> list[
             return follow(settings, series)
         if not fetched:
             _say_others(settings, series)
-        fetched = True
+        fetched, joined = True, False
         try:
             browsers = _browsers_for(settings, series)
             with (
@@ -113,7 +113,7 @@ def run_series(settings: Settings, workers: int | None, series: Series) -> list[
             ):
                 return follow(settings, series, joined)
         except (KeyboardInterrupt, SystemExit):
-            _say_left(settings, series)
+            _say_left(settings, series, joined)
             raise
         what = "this job was" if series.only else "these jobs were"
         say(f"the stack ended before {what} done")
@@ -166,14 +166,17 @@ def _say_finished(settings: Settings, series: Series) -> None:
         say(f"job {only.job.name} has no tasks: nothing was fetched")
 
 
-def _say_left(settings: Settings, series: Series) -> None:
-    """Say how much is done when a crawl is interrupted."""
+def _say_left(settings: Settings, series: Series, joined: bool) -> None:
+    """Say how much is done when a crawl is interrupted; a stack that it has joined goes on."""
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.suppress(StoreError), lpm:
         found = _count(lpm, series.begun)
         accepted, open_ = sum(each.accepted for each in found), sum(each.open for each in found)
         verb = "is" if open_ == 1 else "are"
-        say(f"{accepted - open_:,} of {accepted:,} are done, {open_:,} {verb} left")
+        left = f"{open_:,} {verb} left"
+        if joined and open_:
+            left += f"; the stack that is up goes on ({program()} down stops it)"
+        say(f"{accepted - open_:,} of {accepted:,} are done, {left}")
         if not series.only:
             ended = sum(not each.open for each in found)
             all_ = counted(len(found) + series.waiting, "site")

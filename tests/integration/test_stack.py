@@ -157,6 +157,23 @@ def test_run_interrupted_and_typed_again(folder: Folder, pages: Pages) -> None:
     assert len(pages.paths()) <= 300 + 16
 
 
+def test_a_stack_that_was_joined_goes_on_after_ctrl_c(folder: Folder, pages: Pages) -> None:
+    """The command ends with 130, and says who works on what is left."""
+    urls, answering = pages.parcels(20), threading.Event()
+    pages.hold(5, until=answering)
+    assert folder.crawler("up", "--workers", "1").returncode == 0
+    run = folder.start("crawler", "run", str(folder.write("pages.txt", urls)))
+    wait_for(lambda: folder.books().completed >= 5, 60, "some pages")
+
+    run.send_signal(signal.SIGINT)
+    ended = run.wait(120)
+    answering.set()
+
+    assert ended == 130
+    assert "are left; the stack that is up goes on" in folder.log(run)
+    assert folder.wait_until_done(20, 60).completed == 20
+
+
 def test_run_terminated_ends_with_143(folder: Folder, pages: Pages) -> None:
     """SIGTERM ends a run in order, with its own exit code."""
     file = folder.write("pages.txt", pages.parcels(400))
