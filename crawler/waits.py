@@ -16,7 +16,6 @@ from crawler.config import Settings, argument, program
 from crawler.db import owners
 from crawler.db.jobs import mend
 from crawler.errors import ServiceError
-from crawler.fetch.browser_process import lacking
 from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -120,6 +119,8 @@ class WaitFinder:
         self, job: Job | None, books: TaskCounts, workers: Sequence[owners.OwnerState]
     ) -> list[Wait]:
         """Return that pages wait for a browser, where no process has one."""
+        from crawler.fetch.browser_process import lacking  # no short command needs psutil
+
         if BROWSER in _served(workers):
             return []
         tasks = self._lpm.counts.due_for_browsers(job)

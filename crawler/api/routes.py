@@ -25,6 +25,7 @@ from crawler.api.tokens import Client
 from crawler.batches import Statistics, statistics
 from crawler.db.batches import Asked, Batch
 from crawler.errors import StoreError, UrlError, UsageError
+from crawler.fetch.browser_process import lacking
 from crawler.models import BROWSER, Job, JobStatus
 
 MAX_RESULTS = 1000
@@ -257,10 +258,10 @@ async def scrape(
     options = body.options.as_batch_options()
     needs = options.of_job.needs
     if needs == BROWSER and not await run_in_threadpool(service.has_browser):
-        problem = (
-            "the page needs a browser, and this server has none; `python -m crawler doctor` there"
+        lack = lacking(service.settings.browser_path)
+        raise ApiError(
+            503, "no_browser", f"the page needs a browser, and no worker has one; {lack}"
         )
-        raise ApiError(503, "no_browser", f"{problem} says what is missing")
     distributed = await run_in_threadpool(service.has_workers, needs)
     if distributed:
         options = msgspec.structs.replace(options, queue="urgent", priority=1)
