@@ -6,6 +6,7 @@ Celery imports this module in workers only.
 import atexit
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -310,8 +311,10 @@ def _check_before_start(sender: Any, **_: Any) -> None:
             raise ServiceError(
                 "only the prefork pool can survive a page that hangs its parser; leave -P away"
             )
-        if BROWSER in consumed_queues() and (lack := lacking(settings.browser_path)):
-            raise ServiceError(lack)
+        if BROWSER in consumed_queues():
+            if lack := lacking(settings.browser_path):
+                raise ServiceError(lack)
+            importlib.import_module("crawler.fetch.browser_page")  # once, not in each child
         LocalPersistenceManager(settings.data_dir).close_after_check()
         _sites_at_start = sites.load(settings.config_dir, settings.rate or annotated_rate())
         try:

@@ -648,11 +648,12 @@ class PageVisit:
         until = now + seconds
         while (now := time.monotonic()) < until:
             idle_s = 0.0 if self._loading else now - self._changed_at
-            if idle_s >= (QUIET_S if self._has_loaded else STALLED_S):
+            quiet_s = QUIET_S if self._has_loaded else STALLED_S
+            if idle_s >= quiet_s:
                 return
             if self._turn.locked():  # it waits for a permit, or for its next document
                 until = now + seconds
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(min(POLL_S, quiet_s - idle_s))
 
     def _on_load(self) -> None:
         self._has_loaded, self._changed_at = True, time.monotonic()
