@@ -327,21 +327,19 @@ def _formats(
     there."""
     asked = scrape.formats if scrape.formats is not None else ["markdown"]
     names = list(dict.fromkeys(each if isinstance(each, str) else each.type for each in asked))
-    there = dict(_FORMATS)
-    pictures = {name for name in names if there.get(name) == "screenshot"}
+    pictures = [name for name in names if _FORMATS.get(name) == "screenshot"]
     why = dict(_WHY_NO_FORMAT)
     if pictures and not has_browser():
-        for name in pictures:
-            del there[name]
-            why[name] = f"cannot be made: {_NO_BROWSER}"
-        pictures = set()
-    known = tuple(name for name in names if name in there)
+        why |= dict.fromkeys(pictures, f"cannot be made: {_NO_BROWSER}")
+    known = tuple(name for name in names if name in _FORMATS and name not in why)
     lacking = [
-        f"the format {name} {why.get(name, 'is not there')}" for name in names if name not in there
+        f"the format {name} {why.get(name, 'is not there')}" for name in names if name not in known
     ]
     if lacking and not known:
-        raise UsageError(f"{lacking[0]}; there are {', '.join(there)}")
-    if pictures and not all(map(_is_of_whole_page, asked)):
+        there = ", ".join(name for name in _FORMATS if name not in why)
+        raise UsageError(f"{lacking[0]}; there are {there}")
+    is_made = set(pictures) <= set(known)
+    if is_made and not all(map(_is_of_whole_page, asked)):
         lacking.append(_WHOLE_PAGE)
     return known, lacking
 

@@ -21,12 +21,12 @@ from crawler.sites.fieldfile import checked_css
 from crawler.sites.yamlfile import (
     KINDS,
     Checks,
-    Faults,
     Node,
     Wrong,
     checked,
     checked_text,
     converted,
+    each,
     mapping,
     text_check,
 )
@@ -100,14 +100,7 @@ def _steps(node: Node) -> tuple[Step, ...]:
     if node.kind != "sequence":
         example = '`- click: ".more"`'
         raise Wrong(f"steps must be a list, as in {example}, not {KINDS[node.kind]}", node.line)
-    if len(node.items) > MAX_STEPS:
-        raise Wrong(f"steps has {len(node.items):,} entries, more than {MAX_STEPS}", node.line)
-    faults, steps = Faults(), []
-    for item in node.items:
-        with faults:
-            steps.append(_step(item))
-    faults.end()
-    return tuple(steps)
+    return each("steps", node, MAX_STEPS, _step)
 
 
 def _step(node: Node) -> Step:

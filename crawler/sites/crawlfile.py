@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,7 @@ from crawler.sites.yamlfile import (
     checked,
     checked_text,
     converted,
+    each,
     mapping,
     nearest,
     need,
@@ -48,7 +49,6 @@ _WAYS = ("next", "parameter", "path", "cursor", "postback")
 _NUMBERED = ("parameter", "path")
 _NUMBERS = ("first", "step", "max")
 
-T = TypeVar("T")
 
 Role = Literal["index", "listing", "file"]
 Linking = Literal["start", "index", "listing"]
@@ -248,7 +248,7 @@ def _start_config(node: Node) -> dict[str, tuple[int, Any]]:
 
 def starts(node: Node, key: str = "start") -> tuple[Start, ...]:
     """Check the URLs and forms that a crawl begins with."""
-    return _each(key, node, MAX_STARTS, partial(_start, key))
+    return each(key, node, MAX_STARTS, partial(_start, key))
 
 
 def _start(key: str, node: Node) -> Start:
@@ -275,7 +275,7 @@ def _url(text: str) -> str:
 
 
 def _sitemaps(node: Node) -> tuple[str, ...]:
-    return _each("sitemaps", node, MAX_RULES, text_check("sitemaps", _url))
+    return each("sitemaps", node, MAX_RULES, text_check("sitemaps", _url))
 
 
 def _login(node: Node) -> Login:
@@ -346,7 +346,7 @@ def _form_value(name: str, line: int, node: Node) -> str:
 
 
 def _follow(node: Node) -> tuple[Follow, ...]:
-    return _each("follow", node, MAX_RULES, _rule)
+    return each("follow", node, MAX_RULES, _rule)
 
 
 def _rule(node: Node) -> Follow:
@@ -357,7 +357,7 @@ def _rule(node: Node) -> Follow:
 
 
 def _pagination(node: Node) -> tuple[Pagination, ...]:
-    return _each("pagination", node, MAX_RULES, _one_pagination)
+    return each("pagination", node, MAX_RULES, _one_pagination)
 
 
 def _one_pagination(node: Node) -> Pagination:
@@ -401,7 +401,7 @@ def _path(text: str) -> str:
 
 
 def _pages(node: Node) -> tuple[PageKind, ...]:
-    return _each("pages", node, MAX_RULES, _page_kind)
+    return each("pages", node, MAX_RULES, _page_kind)
 
 
 def _page_kind(node: Node) -> PageKind:
@@ -418,7 +418,7 @@ def _page_kind(node: Node) -> PageKind:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    return _each("required", node, MAX_RULES, partial(text_of, "required"))
+    return each("required", node, MAX_RULES, partial(text_of, "required"))
 
 
 def _files(node: Node) -> Files:
@@ -429,7 +429,7 @@ def _files(node: Node) -> Files:
 
 
 def _file_fields(node: Node) -> tuple[str, ...]:
-    names = _each("fields", node, MAX_RULES, text_check("fields", _field_path))
+    names = each("fields", node, MAX_RULES, text_check("fields", _field_path))
     if not names:
         raise Wrong("fields is empty; it names the fields with the URLs of files", node.line)
     return tuple(dict.fromkeys(names))
@@ -443,27 +443,13 @@ def _field_path(text: str) -> str:
 
 def _roles(node: Node) -> tuple[Linking, ...]:
     check = text_check("on", lambda text: converted(text, Linking))
-    roles: tuple[Linking, ...] = _each("on", node, MAX_RULES, check)
+    roles: tuple[Linking, ...] = each("on", node, MAX_RULES, check)
     if not roles:
         raise Wrong(f"on is empty; it names some of {', '.join(get_args(Linking))}", node.line)
     return tuple(dict.fromkeys(roles))
 
 
 # Helpers.
-
-
-def _each(key: str, node: Node, limit: int, check: Callable[[Node], T]) -> tuple[T, ...]:
-    """Check the values of a list; a single value needs no list around it."""
-    if node.kind != "sequence":
-        return (check(node),)
-    if len(node.items) > limit:
-        raise Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
-    faults, values = Faults(), []
-    for item in node.items:
-        with faults:
-            values.append(check(item))
-    faults.end()
-    return tuple(values)
 
 
 _RULE_CHECKS: Checks = {

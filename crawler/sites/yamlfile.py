@@ -240,6 +240,20 @@ def _types(keys: type[msgspec.Struct]) -> dict[str, Any]:
     return get_type_hints(keys, include_extras=True)
 
 
+def each(key: str, node: Node, limit: int, check: Callable[[Node], T]) -> tuple[T, ...]:
+    """Check the values of a list; a single value needs no list around it."""
+    if node.kind != "sequence":
+        return (check(node),)
+    if len(node.items) > limit:
+        raise Wrong(f"{key} has {len(node.items):,} entries, more than {limit:,}", node.line)
+    faults, values = Faults(), []
+    for item in node.items:
+        with faults:
+            values.append(check(item))
+    faults.end()
+    return tuple(values)
+
+
 def text_check(key: str, check: Callable[[str], T]) -> Callable[[Node], T]:
     """Return the check of a value that must be a text; `check` raises `ValueError`."""
     return lambda node: checked_text(key, node, check)
