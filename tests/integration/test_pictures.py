@@ -33,7 +33,10 @@ def test_a_command_writes_them(tmp_path: Path, site: ScriptSite) -> None:
         folder.crawler("scrape", url, "--pdf", "a.pdf", "--stored"),
     ]
     assert [done.returncode for done in bad] == [2, 2, 2]
+    lacking = folder.crawler("scrape", url, "--browser", CRAWLER_BROWSER_PATH="/nowhere")
+    assert (lacking.returncode, "/nowhere: there is no such program" in lacking.stderr) == (3, True)
     assert not site.asked
+    assert not folder.data.exists()
 
     done = folder.crawler(
         "scrape", url, "--browser", "--screenshot", "page.png", "--pdf", "page.pdf"

@@ -26,7 +26,7 @@ from crawler.cli.options import (
 from crawler.cli.output import existing_store, print_json, require_store, say
 from crawler.config import Settings, program
 from crawler.db import guard, raw_pages
-from crawler.errors import FetchError, InputError, UsageError
+from crawler.errors import FetchError, InputError, ServiceError, UsageError
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import BROWSER, Fetcher, JobOptions, NewTask, Page, RawLocation, TaskStatus
@@ -107,6 +107,11 @@ def scrape(
         if fetcher not in (None, "browser"):
             raise click.UsageError(f"--fetcher {fetcher}, but a browser is asked for")
         fetcher = "browser"
+    if fetcher == "browser":
+        from crawler.fetch.browser_process import lacking
+
+        if lack := lacking(settings.browser_path):  # else a stack would fetch it by HTTP later
+            raise ServiceError(lack)
     for target in wanted.values():
         guard.check_output(target, settings.data_dir)
         if not target.parent.is_dir():
